@@ -14,7 +14,7 @@ from ..common.keywords import strict
 from ..common.limits import MAX_DRAFT
 from ..common.loaded_files import LoadedFiles
 from ..common.model_settings import ModelSettings
-from ..common.settings import Range
+from ..common.settings import Range, seconds
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import is_end
 from ..llama.eagle_llama import EagleLlama
@@ -49,7 +49,7 @@ class BatchSettings(ModelSettings):
 
     n_threads: Annotated[int | None, Range(1, 1024)] = None
     extract_layers: tuple[int, ...] | None = None
-    interval: Annotated[float, Range(0, 10, "seconds ")] = 0.0
+    interval: Annotated[float, seconds(0, 10)] = 0.0
     shared_draft: Annotated[int, Range(0, MAX_DRAFT)] = MAX_DRAFT
 
     def __post_init__(self) -> None:

@@ -34,16 +34,12 @@ class BenchSettings:
     modes: tuple[Mode, ...]
     prompts: Annotated[
         tuple[str, ...],
-        option(
-            ".jsonl of strings or objects {prompt or messages, category, topic, split}; repeatable;"
-            " default: eight prompts that the package has",
-            of=list[Path] | None,
-        ),
+        ".jsonl of strings or objects {prompt or messages, category, topic, split}; repeatable;"
+        " default: eight prompts that the package has",
+        list[Path] | None,
     ] = (str(DEFAULT),)
-    category: Annotated[str | None, option("run only prompts of this category; the results are by topic")] = (
-        None
-    )
-    split: Annotated[str | None, option("run only prompts whose field split is this: tune or report")] = None
+    category: Annotated[str | None, "run only prompts of this category; the results are by topic"] = None
+    split: Annotated[str | None, "run only prompts whose field split is this: tune or report"] = None
     limit: Annotated[int | None, option("run only this many prompts, evenly spaced in the file", min=1)] = (
         None
     )

@@ -71,7 +71,7 @@ def eagle3_llama(
 def generate(
     prompt: Prompt,
     n_predict: NPredict = 256,
-    raw: Annotated[bool, typer.Option(metavar="", help="do not use the chat template")] = False,
+    raw: Annotated[bool, option("do not use the chat template", metavar="")] = False,
     **given: Any,
 ) -> None:
     """Generate one answer. Accepted draft tokens are coloured by who drafted them: head, text or both."""
@@ -107,31 +107,26 @@ def bench(
         list[Path], option("target model, GGUF or hf: name; repeatable", "--model", "-m", show_default=False)
     ],
     eagle: Annotated[
-        list[Path] | None,
-        option("EAGLE head: GGUF, hf: name or auto; repeat it to compare several", "--eagle"),
+        list[Path] | None, "EAGLE head: GGUF, hf: name or auto; repeat it to compare several"
     ] = None,
-    draft_model: Annotated[Path | None, option("small model for mode draft_model, GGUF or hf: name")] = None,
+    draft_model: Annotated[Path | None, "small model for mode draft_model, GGUF or hf: name"] = None,
     modes: Annotated[
         str | None,
-        option(
-            "decoding modes: plain; eagle (head and text), head, text; prompt_lookup; stock and"
-            " stock_prompt_lookup[:N], llama-cpp-python without this package; upstream[:SPEC], llama.cpp's"
-            " drafters, such as upstream:ngram-mod or upstream:draft-eagle3+ngram-mod; draft_model; default:"
-            " plain,eagle, and without a head plain,text, in a checkout plain,text,stock"
-        ),
+        "decoding modes: plain; eagle (head and text), head, text; prompt_lookup; stock and"
+        " stock_prompt_lookup[:N], llama-cpp-python without this package; upstream[:SPEC], llama.cpp's"
+        " drafters, such as upstream:ngram-mod or upstream:draft-eagle3+ngram-mod; draft_model; default:"
+        " plain,eagle, and without a head plain,text, in a checkout plain,text,stock",
     ] = None,
     n_max: NMax = None,
     n_min: NMin = 0,
     p_min: PMin = 0.0,
     tree: TreeShape = None,
     text: FromText = True,
-    fixed: Annotated[
-        str, option("further --n-max or --tree settings for mode eagle, such as 1,2,3,60x6x10")
-    ] = "",
+    fixed: Annotated[str, "further --n-max or --tree settings for mode eagle, such as 1,2,3,60x6x10"] = "",
     temp: Temp = 0.0,
     top_p: TopP = 0.95,
     threads: Threads = None,
-    plot: Annotated[Path | None, option("write plots of acceptance, speed and costs to this folder")] = None,
+    plot: Annotated[Path | None, "write plots of acceptance, speed and costs to this folder"] = None,
     json_file: Annotated[Path | None, option("write the figures to this file", "--json")] = None,
     **given: Any,
 ) -> None:

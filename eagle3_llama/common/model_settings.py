@@ -33,28 +33,28 @@ class ModelSettings:
 
     model: Annotated[str, Model]
     eagle: Annotated[str | None, Eagle] = None
-    n_parallel: Annotated[int, option("number of slots: requests decoded in one batch"), Range(1, 32)] = 4
+    n_parallel: Annotated[int, "number of slots: requests decoded in one batch", Range(1, 32)] = 4
     n_ctx: Annotated[
         int,
         option("context of one request in tokens: prompt and answer", "--n-ctx", "-c"),
         Range(64, 1 << 22),
     ] = N_CTX
-    n_batch: Annotated[int, option("most prompt tokens decoded between two rounds"), Range(64, 1 << 14)] = 512
+    n_batch: Annotated[int, "most prompt tokens decoded between two rounds", Range(64, 1 << 14)] = 512
     n_gpu_layers: Annotated[int, GpuLayers] = 0
     flash_attn: FlashAttn = None
     swa_full: SwaFull = True
     n_rs_seq: Annotated[
         int | None,
-        option("snapshots of a hybrid target's state in each slot; default: by what they take"),
+        "snapshots of a hybrid target's state in each slot; default: by what they take",
         Range(0, MAX_DRAFT),
     ] = None
     cache_type_k: CacheTypeK = "f16"
     cache_type_v: CacheTypeV = "f16"
     lora: Annotated[str | None, Lora] = None
     lora_scale: LoraScale = 1.0
-    chat_format: Annotated[
-        str | None, option("a chat format of llama-cpp-python; default: the model's template")
-    ] = None
+    chat_format: Annotated[str | None, "a chat format of llama-cpp-python; default: the model's template"] = (
+        None
+    )
     text: FromText = True
     text_memory: Annotated[int | str, TextMemorySize] = 0
     text_memory_prompts: TextMemoryPrompts = False

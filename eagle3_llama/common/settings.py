@@ -2,7 +2,7 @@
 
     @dataclass(frozen=True)
     class Settings:
-        port: Annotated[int, option("port to listen on; 0: any free port"), Range(0, 65535)] = 8000
+        port: Annotated[int, "port to listen on; 0: any free port", Range(0, 65535)] = 8000
 
         def __post_init__(self) -> None:
             check(self)
@@ -10,8 +10,9 @@
     @with_options(Settings)
     def serve(**given): ...  # serve(Settings(**given))
 
-A field's type is what the settings hold. Its option has the same type, or the one that `of` names. A field
-without an option is for Python alone.
+A field's type is what the settings hold. Behind it stand, in any order: the option's help, or an option()
+for more than that; the option's type, if it differs; a Range or OneOf. A field without help is for Python
+alone.
 """
 
 from __future__ import annotations
@@ -32,29 +33,31 @@ from typer.models import OptionInfo
 from ..errors import EagleError, ErrorKind
 
 
-def option(help: str, *names: str, of: Any = None, **more: Any) -> Any:
-    """A field's option. of: its type on the command line, if it differs. more: arguments of typer.Option.
-
-    What its `parser` makes of a text, check() makes of a text from Python.
-    """
-    info = typer.Option(*names, help=help, **more)
-    return info if of is None else Annotated[of, info]
+def option(help: str, *names: str, **more: Any) -> Any:
+    """A field's option. more: arguments of typer.Option; `parser` parses texts from Python, too."""
+    return typer.Option(*names, help=help, **more)
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Least and most of a finite number. kind: which numbers the error asks for."""
+    """Least and most of a finite number. kind: what the error asks for; None: by the field's type."""
 
     least: float
     most: float = math.inf
-    kind: str = "an integer "
+    kind: str | None = None
 
     def wanted(self, value: Any, types: tuple[Any, ...]) -> str:
         """What the error asks for; empty if the value is in the range."""
-        right = type(value) is int if int in types else isinstance(value, numbers.Real)
+        whole = int in types
+        right = type(value) is int if whole else isinstance(value, numbers.Real)
         if right and math.isfinite(value) and self.least <= value <= self.most:
             return ""
-        return f"at least {self.least}" if self.most == math.inf else f"{self.kind}{self.least}..{self.most}"
+        kind = self.kind if self.kind is not None else "an integer " if whole else ""
+        return f"at least {self.least}" if self.most == math.inf else f"{kind}{self.least}..{self.most}"
+
+
+def seconds(least: float, most: float) -> Range:
+    return Range(least, most, "seconds ")
 
 
 class OneOf:
@@ -87,7 +90,7 @@ class NamedSetting:
         default = self.default
         if type(None) in self.option_types and type(None) not in self.types:
             default = None
-        elif isinstance(default, tuple):
+        elif isinstance(default, tuple):  # of numbers
             default = ",".join(f"{value:g}" for value in default)
         elif default is dataclasses.MISSING:
             default = inspect.Parameter.empty
@@ -107,20 +110,22 @@ class NamedSetting:
 def settings_of(cls: type) -> dict[str, NamedSetting]:
     """The fields of a dataclass by name."""
     hints = get_type_hints(cls, include_extras=True)
-    return {field.name: _setting(field, hints[field.name]) for field in dataclasses.fields(cls)}
+    return {f.name: _setting(f.name, f.default, hints[f.name]) for f in dataclasses.fields(cls)}
 
 
-def _setting(field: dataclasses.Field[Any], hint: Any) -> NamedSetting:
+def _setting(name: str, default: Any, hint: Any) -> NamedSetting:
     kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     option_type, limit, info = kind, None, None
     for said in metadata:
-        if isinstance(said, (Range, OneOf)):
-            limit = said
-        elif get_origin(said) is Annotated:
+        if get_origin(said) is Annotated:  # an option of common/options.py
             option_type, info = get_args(said)
+        elif isinstance(said, (Range, OneOf)):
+            limit = said
+        elif isinstance(said, (str, OptionInfo)):
+            info = option(said) if isinstance(said, str) else said
         else:
-            info = said
-    return NamedSetting(field.name, field.default, _members(kind), limit, option_type, info)
+            option_type = said
+    return NamedSetting(name, default, _members(kind), limit, option_type, info)
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -142,6 +147,12 @@ def check(settings: Any, named: Callable[[str], str] = str) -> None:
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"{named(name)} is {value!r}, expected {wanted}")
 
 
+def require(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:
+    """Raises an EagleError of this kind unless it is so."""
+    if not ok:
+        raise EagleError(kind, message)
+
+
 def option_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -149,23 +160,21 @@ def option_name(name: str) -> str:
 def with_options(*classes: type, before: int = 2) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator of a command of Typer: its **given are the fields of these dataclasses that are options.
 
-    In --help, those that must be given come first. before: fields that come before the command's own options.
+    Its own parameters are written as fields are. In --help, those that must be given come first. before:
+    fields that come before the command's own options.
     """
     shared = {n: s for cls in classes for n, s in settings_of(cls).items() if s.info is not None}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [
-            p.replace(kind=p.KEYWORD_ONLY)
-            for p in inspect.signature(command, eval_str=True).parameters.values()
-            if p.kind is not p.VAR_KEYWORD
-        ]
+        all_of = inspect.signature(command, eval_str=True).parameters.values()
+        own = [_setting(p.name, p.default, p.annotation) for p in all_of if p.kind is not p.VAR_KEYWORD]
 
         @functools.wraps(command)
         def run(**given: Any) -> None:
             command(**{n: shared[n].held(value) if n in shared else value for n, value in given.items()})
 
-        theirs = [s.parameter() for s in shared.values()]
-        parameters = [*theirs[:before], *own, *theirs[before:]]
+        theirs = list(shared.values())
+        parameters = [s.parameter() for s in (*theirs[:before], *own, *theirs[before:])]
         parameters.sort(key=lambda p: p.default is not p.empty)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}

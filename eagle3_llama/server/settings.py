@@ -18,7 +18,7 @@ from ..common.memory_size import LEAST_SIZE, RESPONSE_STORE
 from ..common.model_files import check_models
 from ..common.model_settings import ModelSettings
 from ..common.options import GpuLayers, Threads, size
-from ..common.settings import Range, option, option_name
+from ..common.settings import Range, option, option_name, require, seconds
 from ..errors import EagleError, ErrorKind
 from ..llama.adapters import check_adapter
 from ..runtime.machine import cores
@@ -47,60 +47,49 @@ class ServerSettings(ModelSettings):
 
     threads: Annotated[int | None, Threads, Range(1, 4096)] = None
     n_gpu_layers: Annotated[int, GpuLayers, Range(-1, 1 << 16)] = 0
-    host: Annotated[str, option("address to listen on; any address except loopback needs a key")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, option("port to listen on; 0: any free port"), Range(0, 65535)] = 8000
+    host: Annotated[str, "address to listen on; any address except loopback needs a key"] = "127.0.0.1"
+    port: Annotated[int, "port to listen on; 0: any free port", Range(0, 65535)] = 8000
     api_key: Annotated[
         str | tuple[str, ...] | None,
-        option("key that every client must send", of=str | None, envvar="EAGLE3_API_KEY", show_envvar=True),
+        option("key that every client must send", envvar="EAGLE3_API_KEY", show_envvar=True),
+        str | None,
     ] = dataclasses.field(default=None, repr=False)
     api_key_file: Annotated[
         str | None,
-        option(
-            "file with one KEY or NAME: KEY a line; other users can see a command line, not this file",
-            of=Path | None,
-        ),
+        "file with one KEY or NAME: KEY a line; other users can see a command line, not this file",
+        Path | None,
     ] = None
     chat_template_file: Annotated[
-        str | None, option("file with a chat template, instead of the model's", of=Path | None)
+        str | None, "file with a chat template, instead of the model's", Path | None
     ] = None
-    chat_template_kwargs: Annotated[
-        str | None, option("variables for the chat template, as a JSON object")
-    ] = None
+    chat_template_kwargs: Annotated[str | None, "variables for the chat template, as a JSON object"] = None
     reasoning_budget: Annotated[
-        int, option("most tokens of an answer's thoughts, which then end; -1: any number"), Range(-1, 1 << 24)
+        int, "most tokens of an answer's thoughts, which then end; -1: any number", Range(-1, 1 << 24)
     ] = -1
-    model_alias: Annotated[
-        str | None, option("model name that clients see; default: the name of its file")
-    ] = None
+    model_alias: Annotated[str | None, "model name that clients see; default: the name of its file"] = None
     temp: Annotated[
-        float | None,
-        option("temperature of requests that name none; default: by route"),
-        Range(0, 10, "a number "),
+        float | None, "temperature of requests that name none; default: by route", Range(0, 10, "a number ")
     ] = None
     seed: Annotated[
-        int, option("seed of requests that name none; -1: a random one for each"), Range(-1, (1 << 32) - 1)
+        int, "seed of requests that name none; -1: a random one for each", Range(-1, (1 << 32) - 1)
     ] = -1
     n_predict: Annotated[
-        int,
-        option("most tokens of answers to requests that name no number; -1: by route"),
-        Range(-1, 1 << 24),
+        int, "most tokens of answers to requests that name no number; -1: by route", Range(-1, 1 << 24)
     ] = -1
     max_queue: Annotated[
-        int, option("requests that may wait for a slot; further ones get 503"), Range(0, 1 << 16)
+        int, "requests that may wait for a slot; further ones get 503", Range(0, 1 << 16)
     ] = 64
     max_connections: Annotated[
         int | None,
-        option("open connections; further ones get 503; default: by the limit on open files"),
+        "open connections; further ones get 503; default: by the limit on open files",
         Range(1, 1 << 16),
     ] = None
-    max_tokens_cap: Annotated[
-        int | None, option("most tokens of an answer; default: --n-ctx"), Range(1, 1 << 24)
-    ] = None
-    max_n: Annotated[int, option("most choices of one request"), Range(1, 256)] = 8
+    max_tokens_cap: Annotated[int | None, "most tokens of an answer; default: --n-ctx", Range(1, 1 << 24)] = (
+        None
+    )
+    max_n: Annotated[int, "most choices of one request", Range(1, 256)] = 8
     max_draft: Annotated[
-        int, option("most draft tokens per round that a request may ask for"), Range(0, MAX_DRAFT)
+        int, "most draft tokens per round that a request may ask for", Range(0, MAX_DRAFT)
     ] = MAX_DRAFT
     response_store: Annotated[
         int | str,
@@ -112,28 +101,20 @@ class ServerSettings(ModelSettings):
     embeddings: Annotated[
         str | None, option("model for /v1/embeddings, or `target`: the target itself", metavar="FILE")
     ] = None
-    timeout: Annotated[float, option("time limit of a request in seconds"), Range(0.1, 1e6, "seconds ")] = (
-        600.0
+    timeout: Annotated[float, "time limit of a request in seconds", seconds(0.1, 1e6)] = 600.0
+    grace: Annotated[float, "seconds that running requests have to finish after SIGTERM", seconds(0, 1e6)] = (
+        30.0
     )
-    grace: Annotated[
-        float, option("seconds that running requests have to finish after SIGTERM"), Range(0, 1e6, "seconds ")
-    ] = 30.0
     template_timeout: Annotated[
-        float,
-        option("time limit of a chat template, a grammar or a JSON schema in seconds"),
-        Range(0.05, 600, "seconds "),
+        float, "time limit of a chat template, a grammar or a JSON schema in seconds", seconds(0.05, 600)
     ] = 2.0
     stream_interval: Annotated[
-        float,
-        option("seconds for which a stream collects tokens before it sends them; 0: none"),
-        Range(0, 10, "seconds "),
+        float, "seconds for which a stream collects tokens before it sends them; 0: none", seconds(0, 10)
     ] = 0.08
-    slot_save_path: Annotated[str | None, option("folder for saved slots", of=Path | None)] = None
-    slot_save_limit: Annotated[int, option("total size of the saved slots in bytes"), Range(1, 1 << 50)] = (
-        8 << 30
-    )
+    slot_save_path: Annotated[str | None, "folder for saved slots", Path | None] = None
+    slot_save_limit: Annotated[int, "total size of the saved slots in bytes", Range(1, 1 << 50)] = 8 << 30
     cors_origin: Annotated[
-        tuple[str, ...], option("site whose pages may send requests; may be repeated", of=list[str] | None)
+        tuple[str, ...], "site whose pages may send requests; may be repeated", list[str] | None
     ] = ()
     log_prompts: Annotated[bool, option("write prompts to the log", metavar="")] = False
 
@@ -149,12 +130,12 @@ class ServerSettings(ModelSettings):
         if self.api_key_file is not None:
             object.__setattr__(self, "api_key", read_keys(self.api_key_file))
         super().__post_init__()
-        self._check(self.n_predict != 0, "--n-predict is 0: answers would have no tokens; -1 sets no number")
+        require(self.n_predict != 0, "--n-predict is 0: answers would have no tokens; -1 sets no number")
         self._check_adapter()
         self._check_key()
         n = len(self.api_keys)
         message = f"--text-memory has {self.text_memory} bytes, expected {LEAST_SIZE} for each of {n} keys"
-        self._check(not self.text_memory or self.memory_of_client >= LEAST_SIZE, message)
+        require(not self.text_memory or self.memory_of_client >= LEAST_SIZE, message)
         self._check_template()
         self._check_places()
 
@@ -166,12 +147,12 @@ class ServerSettings(ModelSettings):
     def _check_adapter(self) -> None:
         check_adapter(self.lora)
         fine = math.isfinite(self.lora_scale)
-        self._check(fine, f"--lora-scale is {self.lora_scale!r}, expected a number")
-        self._check(self.lora is not None or self.lora_scale == 1, "--lora-scale needs --lora")
+        require(fine, f"--lora-scale is {self.lora_scale!r}, expected a number")
+        require(self.lora is not None or self.lora_scale == 1, "--lora-scale needs --lora")
 
     def _check_template(self) -> None:
         both = self.chat_format is not None and self.chat_template_file is not None
-        self._check(not both, "--chat-template-file has no effect beside --chat-format: give one of them")
+        require(not both, "--chat-template-file has no effect beside --chat-format: give one of them")
         if self.chat_template_file is not None:
             read_template(self.chat_template_file)
         try:
@@ -179,41 +160,36 @@ class ServerSettings(ModelSettings):
         except ValueError:
             fine = False
         message = f"--chat-template-kwargs is {self.chat_template_kwargs!r:.80}, expected a JSON object"
-        self._check(fine, message)
+        require(fine, message)
 
     def _check_key(self) -> None:
         names = self.client_names
         twice = next((name for name in names if names.count(name) > 1), "")
-        self._check(not twice, f"--api-key-file has two keys of the name {twice}")
+        require(not twice, f"--api-key-file has two keys of the name {twice}")
         for key in self.api_keys:
             fine = isinstance(key, str) and key.isascii() and key.isprintable() and key.strip() == key != ""
-            self._check(fine, "--api-key must be printable ASCII without spaces at its ends")
-        self._check(len(set(self.api_keys)) == len(self.api_keys), "--api-key-file has a key twice")
+            require(fine, "--api-key must be printable ASCII without spaces at its ends")
+        require(len(set(self.api_keys)) == len(self.api_keys), "--api-key-file has a key twice")
         if not self.api_keys:
             mend = "set --api-key, --api-key-file or EAGLE3_API_KEY, or use --host 127.0.0.1"
-            self._check(is_loopback(self.host), f"other machines can reach --host {self.host}: {mend}")
+            require(is_loopback(self.host), f"other machines can reach --host {self.host}: {mend}")
 
     def _check_places(self) -> None:
         folder = self.slot_save_path
         for origin in self.cors_origin:
             any_page = "--cors-origin null lets in any site, as any page can have no origin: name sites, or *"
-            self._check(origin != "null", any_page)
+            require(origin != "null", any_page)
             scheme, _, site = origin.partition("://")
             fine = origin == "*" or (scheme in ORIGINS and site != "" and "/" not in site)
             message = f"--cors-origin is {origin!r}, expected a site such as https://example.org, or *"
             mend = "" if scheme in ORIGINS else f"; known are {', '.join(f'{s}://' for s in ORIGINS)}"
-            self._check(fine, message + mend)
+            require(fine, message + mend)
         if folder is not None:  # last, because nothing is made for settings that are refused
             try:
                 Path(folder).mkdir(parents=True, exist_ok=True)
             except OSError as e:
                 message = f"--slot-save-path {folder} cannot be made a folder: {e.strerror or e}"
                 raise EagleError(ErrorKind.BAD_FILE, message) from e
-
-    @staticmethod
-    def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:
-        if not ok:
-            raise EagleError(kind, message)
 
     @property
     def api_keys(self) -> tuple[str, ...]:

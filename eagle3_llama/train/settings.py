@@ -11,7 +11,7 @@ from ..common.keywords import strict
 from ..common.model_files import check_file, check_models
 from ..common.model_reader import fingerprint, read_model
 from ..common.options import Threads
-from ..common.settings import OneOf, Range, check, option, option_name
+from ..common.settings import OneOf, Range, check, option, option_name, require
 from ..errors import EagleError, ErrorKind
 from ..heads.hub import checkpoint_folder
 
@@ -27,9 +27,8 @@ def numbers(given: Any, kind: type, name: str) -> Any:
         raise EagleError(ErrorKind.BAD_ARGUMENT, message) from None
 
 
-def _list(name: str, kind: type, help: str, of: Any = str | None, metavar: str = "A,B,C") -> Any:
-    parser = lambda given: numbers(given, kind, option_name(name))
-    return option(help, of=of, parser=parser, metavar=metavar)
+def _list(name: str, kind: type, help: str, metavar: str = "A,B,C") -> Any:
+    return option(help, parser=lambda given: numbers(given, kind, option_name(name)), metavar=metavar)
 
 
 @strict
@@ -46,21 +45,17 @@ class TrainSettings:
     """
 
     targets: tuple[str, ...]
-    out: Annotated[str, option("folder for data, log and head", of=Path, show_default=False)]
+    out: Annotated[str, option("folder for data, log and head", show_default=False), Path]
     data: Annotated[
-        str | None,
-        option("folder of the training data, which runs can share; default: OUT/data", of=Path | None),
+        str | None, "folder of the training data, which runs can share; default: OUT/data", Path | None
     ] = None
     prompts: Annotated[
         tuple[str, ...],
-        option(
-            ".jsonl of prompts to answer: strings, {prompt} or {messages}; best is your traffic",
-            of=list[Path] | None,
-        ),
+        ".jsonl of prompts to answer: strings, {prompt} or {messages}; best is your traffic",
+        list[Path] | None,
     ] = ()
     conversations: Annotated[
-        tuple[str, ...],
-        option(".jsonl of finished conversations: {messages} or {toks, prompt}", of=list[Path] | None),
+        tuple[str, ...], ".jsonl of finished conversations: {messages} or {toks, prompt}", list[Path] | None
     ] = ()
     weights: Annotated[
         tuple[float, float, float],
@@ -68,70 +63,62 @@ class TrainSettings:
             "weights",
             float,
             "shares of self-written prompts, --prompts, --conversations in the data",
-            of=str,
             metavar="<str>",
         ),
+        str,
     ] = (1.0, 1.0, 1.0)
-    max_tokens: Annotated[int, option("most tokens of training data"), Range(256)] = 1_000_000
-    max_gb: Annotated[float, option("most gigabytes of training data on disk"), Range(0.001, 1e6, "")] = 20.0
+    max_tokens: Annotated[int, "most tokens of training data", Range(256)] = 1_000_000
+    max_gb: Annotated[float, "most gigabytes of training data on disk", Range(0.001, 1e6)] = 20.0
     n_predict: Annotated[int, option("most tokens to generate per answer", "--n-predict", "-n"), Range(8)] = (
         256
     )
     drop_truncated: Annotated[bool, option("drop answers that reach --n-predict", metavar="")] = False
-    slots: Annotated[int, option("sequences that are generated in parallel"), Range(1)] = 32
+    slots: Annotated[int, "sequences that are generated in parallel", Range(1)] = 32
     capture: Annotated[
         str,
-        option("llama: features from llama.cpp; torch: on --device, from the dequantised weights"),
+        "llama: features from llama.cpp; torch: on --device, from the dequantised weights",
         OneOf("llama", "torch"),
     ] = "llama"
     layers: Annotated[
-        tuple[int, ...] | None, _list("layers", int, "target layers whose inputs the head reads")
+        tuple[int, ...] | None, _list("layers", int, "target layers whose inputs the head reads"), str | None
     ] = None
     capture_layers: Annotated[
         tuple[int, ...] | None,
         _list("capture_layers", int, "layers to keep in the data, to try several --layers"),
-    ] = None
-    draft_vocab: Annotated[
-        int, option("size of the draft vocabulary, the most frequent tokens"), Range(32)
-    ] = 8192
-    init_from: Annotated[
         str | None,
-        option("checkpoint folder of a head, or its hf: name, to continue training from", of=Path | None),
     ] = None
-    steps: Annotated[int, option("steps of training-time test"), Range(1)] = 5
-    stride: Annotated[int, option("after the first step, use only every n-th position"), Range(1)] = 3
-    decay: Annotated[float, Range(0, 1, "")] = 0.8
+    draft_vocab: Annotated[int, "size of the draft vocabulary, the most frequent tokens", Range(32)] = 8192
+    init_from: Annotated[
+        str | None, "checkpoint folder of a head, or its hf: name, to continue training from", Path | None
+    ] = None
+    steps: Annotated[int, "steps of training-time test", Range(1)] = 5
+    stride: Annotated[int, "after the first step, use only every n-th position", Range(1)] = 3
+    decay: Annotated[float, Range(0, 1)] = 0.8
     hard: Annotated[
-        float,
-        option("share of the loss on the target's best token instead of its distribution"),
-        Range(0, 1, ""),
+        float, "share of the loss on the target's best token instead of its distribution", Range(0, 1)
     ] = 0.0
     temperature: Annotated[
-        float,
-        option("temperature of the target's distribution", "--temp", "--temperature"),
-        Range(0.05, 20, ""),
+        float, option("temperature of the target's distribution", "--temp", "--temperature"), Range(0.05, 20)
     ] = 1.0
-    optimizer: Annotated[
-        str, option("adamw, or muon for the matrices inside the head"), OneOf("adamw", "muon")
-    ] = "adamw"
-    lr: Annotated[float, option("highest learning rate"), Range(0, 1, "")] = 1e-3
-    warmup: Annotated[float, Range(0, 1, "")] = 0.03
-    batch_tokens: Annotated[int, option("positions per optimiser step"), Range(64)] = 2048
-    epochs: Annotated[int, option("passes over the data"), Range(1)] = 4
+    optimizer: Annotated[str, "adamw, or muon for the matrices inside the head", OneOf("adamw", "muon")] = (
+        "adamw"
+    )
+    lr: Annotated[float, "highest learning rate", Range(0, 1)] = 1e-3
+    warmup: Annotated[float, Range(0, 1)] = 0.03
+    batch_tokens: Annotated[int, "positions per optimiser step", Range(64)] = 2048
+    epochs: Annotated[int, "passes over the data", Range(1)] = 4
     minutes: Annotated[
-        float, option("most minutes of training, without data generation; 0: no limit"), Range(0, 1e6, "")
+        float, "most minutes of training, without data generation; 0: no limit", Range(0, 1e6)
     ] = 0.0
-    eval_every: Annotated[int, option("steps between measurements of held-out acceptance"), Range(1)] = 100
-    patience: Annotated[
-        int, option("stop after this many measurements without improvement; 0: never"), Range(0)
-    ] = 0
-    heldout: Annotated[int, option("held-out answers to measure acceptance with"), Range(1)] = 32
-    seed: Annotated[int, option("seed of every random choice")] = 1
+    eval_every: Annotated[int, "steps between measurements of held-out acceptance", Range(1)] = 100
+    patience: Annotated[int, "stop after this many measurements without improvement; 0: never", Range(0)] = 0
+    heldout: Annotated[int, "held-out answers to measure acceptance with", Range(1)] = 32
+    seed: Annotated[int, "seed of every random choice"] = 1
     threads: Annotated[int, Threads, Range(0)] = 0
-    device: Annotated[str, option("device of the training, cpu or cuda")] = "cpu"
+    device: Annotated[str, "device of the training, cpu or cuda"] = "cpu"
 
     def __post_init__(self) -> None:
-        self._check(bool(self.targets), "give at least one GGUF with --model")
+        require(bool(self.targets), "give at least one GGUF with --model")
         object.__setattr__(self, "targets", tuple(map(model_names.model, self.targets)))
         for target in self.targets:
             check_models(target)
@@ -142,8 +129,8 @@ class TrainSettings:
         check(self)
         self._check_layers()
         self._check_places()
-        self._check(self.steps <= 16, f"steps is {self.steps}, expected at most 16")
-        self._check(
+        require(self.steps <= 16, f"steps is {self.steps}, expected at most 16")
+        require(
             len(self.weights) == 3 and min(self.weights) >= 0 and sum(self.weights) > 0,
             f"weights are {self.weights}, expected three numbers, not all 0",
         )
@@ -153,29 +140,24 @@ class TrainSettings:
         n_layer = min(layers_of(Path(target)) for target in self.targets)
         for name, least in (("layers", 1), ("capture_layers", 0)):
             for layer in getattr(self, name) or ():
-                self._check(
+                require(
                     type(layer) is int and least <= layer <= n_layer,
                     f"{name} has {layer!r:.40}, expected numbers {least}..{n_layer}: the target has {n_layer}"
                     " layers",
                 )
         missing = set(self.layers or ()) - set(self.capture_layers or self.layers or ())
-        self._check(not missing, f"capture_layers lacks {sorted(missing)}, which layers has: add them")
+        require(not missing, f"capture_layers lacks {sorted(missing)}, which layers has: add them")
 
     def _check_places(self) -> None:
         for name in ("out", "data"):
             place = getattr(self, name)
             fine = place is None or not Path(place).exists() or Path(place).is_dir()
-            self._check(fine, f"{name} is {place}, a file: name a folder")
+            require(fine, f"{name} is {place}, a file: name a folder")
         if self.init_from is not None:
             object.__setattr__(self, "init_from", str(checkpoint_folder(self.init_from)))
             fine = (Path(self.init_from) / "config.json").is_file()
             message = f"init_from is {self.init_from}, expected the folder with a head's config.json"
-            self._check(fine, message, ErrorKind.BAD_FILE)
-
-    @staticmethod
-    def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:
-        if not ok:
-            raise EagleError(kind, message)
+            require(fine, message, ErrorKind.BAD_FILE)
 
     def source_weights(self) -> tuple[float, float, float]:
         """The weights, with 0 for sources without files. Raises EagleError BAD_ARGUMENT if all are 0."""

@@ -26,7 +26,7 @@ import typer
 from ...common.keywords import unknown
 from ...common.model_names import is_name
 from ...common.options import APP, CONTEXT
-from ...common.settings import Range, check, option, option_name, settings_of, with_options
+from ...common.settings import Range, check, option, option_name, require, settings_of, with_options
 from ...common.synonyms import Command
 from ...errors import EagleError, ErrorKind
 from ..config_file import ConfigFile
@@ -51,20 +51,16 @@ class Scale:
     --threads, or without it one replica per node. session_affinity: a replica's slots hold the conversation.
     """
 
-    replicas: Annotated[int | None, option("fixed number of replicas; default: 1"), Range(1, 4096, "")] = None
+    replicas: Annotated[int | None, "fixed number of replicas; default: 1", Range(1, 4096, "")] = None
     min_replicas: Annotated[
-        int | None, option("fewest replicas; their number then follows the load"), Range(0, 4096, "")
+        int | None, "fewest replicas; their number then follows the load", Range(0, 4096, "")
     ] = None
-    max_replicas: Annotated[int | None, option("most replicas; with --min-replicas"), Range(1, 4096, "")] = (
+    max_replicas: Annotated[int | None, "most replicas; with --min-replicas", Range(1, 4096, "")] = None
+    num_cpus: Annotated[float | None, "cores reserved for a replica; default: --threads", Range(0, 4096)] = (
         None
     )
-    num_cpus: Annotated[
-        float | None, option("cores reserved for a replica; default: --threads"), Range(0, 4096, "")
-    ] = None
     num_gpus: Annotated[
-        float | None,
-        option("GPUs reserved for a replica; default: 1 with --n-gpu-layers"),
-        Range(0, 4096, ""),
+        float | None, "GPUs reserved for a replica; default: 1 with --n-gpu-layers", Range(0, 4096)
     ] = None
     session_affinity: Annotated[
         bool, option("send requests with the same X-Session-Id to the same replica", metavar="")
@@ -73,9 +69,9 @@ class Scale:
     def __post_init__(self) -> None:
         check(self, option_name)
         both = self.replicas is not None and self.scales
-        _check(not both, "give --replicas, or --min-replicas and --max-replicas, not both")
+        require(not both, "give --replicas, or --min-replicas and --max-replicas, not both")
         message = f"--min-replicas {self.least} is more than --max-replicas {self.most}"
-        _check(not self.scales or self.least <= self.most, message)
+        require(not self.scales or self.least <= self.most, message)
 
     @property
     def scales(self) -> bool:
@@ -98,7 +94,7 @@ def build(args: dict[str, Any]) -> Application:
     """
     args = {name.replace("-", "_"): value for name, value in args.items()}
     message = "Ray Serve sets host and port: `serve start --http-host HOST --http-port PORT`, or http_options"
-    _check(not {"host", "port"} & args.keys(), message)
+    require(not {"host", "port"} & args.keys(), message)
     if not {"api_key", "api_key_file"} & args.keys() and os.environ.get("EAGLE3_API_KEY"):
         args["api_key"] = os.environ["EAGLE3_API_KEY"]
     return application(*_settings(args))
@@ -109,9 +105,9 @@ def application(settings: ServerSettings, scale: Scale) -> Application:
     message = (
         "replicas do not support --slot-save-path, because a request cannot choose its replica: leave it out"
     )
-    _check(settings.slot_save_path is None, message, ErrorKind.UNSUPPORTED)
+    require(settings.slot_save_path is None, message, ErrorKind.UNSUPPORTED)
     message = "Ray's proxy accepts the connections, not the replicas: leave --max-connections out"
-    _check(settings.max_connections is None, message, ErrorKind.UNSUPPORTED)
+    require(settings.max_connections is None, message, ErrorKind.UNSUPPORTED)
     serve = ray_serve()
     from ray.serve.config import RequestRouterConfig
 
@@ -148,11 +144,6 @@ def application(settings: ServerSettings, scale: Scale) -> Application:
     return deployment.bind(settings)
 
 
-def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:
-    if not ok:
-        raise EagleError(kind, message)
-
-
 # -- settings from text -----------------------------------------------------------------------------------
 
 
@@ -164,7 +155,7 @@ def _settings(given: dict[str, Any]) -> tuple[ServerSettings, Scale]:
     for name in given:
         if name not in hints:
             raise unknown(name, hints)
-    _check("model" in given, "model is missing: model=target.gguf")
+    require("model" in given, "model is missing: model=target.gguf")
     values = {name: _typed(name, hints[name], value) for name, value in given.items()}
     files = [name for name, setting in settings_of(ServerSettings).items() if Path in setting.option_types]
     values |= {
@@ -193,9 +184,7 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
 @with_options(ServerSettings, Scale)
 def serve_replicas(
     config: ConfigFile = None,
-    address: Annotated[
-        str | None, option("address of a Ray cluster, or auto; default: start Ray here")
-    ] = None,
+    address: Annotated[str | None, "address of a Ray cluster, or auto; default: start Ray here"] = None,
     **given: Any,
 ) -> None:
     """Serve a model through OpenAI's API, with replicas that Ray starts."""
