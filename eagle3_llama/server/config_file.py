@@ -70,7 +70,7 @@ def _checked(file: Path, name: str, value: Any, param: Any) -> Any:
 
     There all values are texts: of a number it would take true for 1, and 2.5 for 2.
     """
-    several, kind = param.multiple, _KINDS[param.name]
+    several, kind = param.multiple, _KINDS.get(param.name)
     if several and isinstance(value, list) and all(isinstance(v, str) for v in value):
         return value
     if several or not isinstance(value, _PLAIN):
