@@ -182,11 +182,12 @@ def info(
 
 
 @app.command(cls=Command)
+@with_options()
 def compare(
     head: Annotated[Path, typer.Argument(help="GGUF of the head, or its hf: name", show_default=False)],
     model: Model,
     prompt: Annotated[
-        str, typer.Option("--prompt", "-p", help="text to compute both for", callback=utf8)
+        str, option("text to compute both for", "--prompt", "-p", callback=utf8)
     ] = "The capital of France is Paris, and the capital of Italy is",
     threads: Threads = None,
 ) -> None:

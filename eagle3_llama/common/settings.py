@@ -27,15 +27,23 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-import typer
-from typer.models import OptionInfo
-
 from ..errors import EagleError, ErrorKind
 
 
-def option(help: str, *names: str, **more: Any) -> Any:
+@dataclasses.dataclass(frozen=True)
+class Option:
     """A field's option. more: arguments of typer.Option; `parser` parses texts from Python, too."""
-    return typer.Option(*names, help=help, **more)
+
+    help: str
+    names: tuple[str, ...]
+    more: dict[str, Any]
+
+    def parse(self, given: Any) -> Any:
+        return self.more["parser"](given) if "parser" in self.more else given
+
+
+def option(help: str, *names: str, **more: Any) -> Option:
+    return Option(help, names, more)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,14 +80,14 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True)
 class NamedSetting:
-    """What a field of settings says. types: those that it can have. info: its option."""
+    """What a field of settings says. types: those that it can have. option_type: that of its option."""
 
     name: str
     default: Any
     types: tuple[Any, ...]
     limit: Range | OneOf | None
     option_type: Any
-    info: OptionInfo | None
+    option: Option | None
 
     @property
     def option_types(self) -> tuple[Any, ...]:
@@ -87,6 +95,9 @@ class NamedSetting:
 
     def parameter(self) -> inspect.Parameter:
         """The command's parameter. Where the settings cannot hold None, it stands for their default."""
+        import typer  # not before a command is made: whoever uses the settings from Python needs none
+
+        assert self.option is not None
         default = self.default
         if type(None) in self.option_types and type(None) not in self.types:
             default = None
@@ -94,7 +105,8 @@ class NamedSetting:
             default = ",".join(f"{value:g}" for value in default)
         elif default is dataclasses.MISSING:
             default = inspect.Parameter.empty
-        kind: Any = Annotated[self.option_type, self.info]  # type: ignore[name-defined]  # made at run time
+        info = typer.Option(*self.option.names, help=self.option.help, **self.option.more)
+        kind: Any = Annotated[self.option_type, info]  # type: ignore[name-defined]  # made at run time
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
     def held(self, given: Any) -> Any:
@@ -115,17 +127,17 @@ def settings_of(cls: type) -> dict[str, NamedSetting]:
 
 def _setting(name: str, default: Any, hint: Any) -> NamedSetting:
     kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    option_type, limit, info = kind, None, None
+    option_type, limit, own = kind, None, None
     for said in metadata:
         if get_origin(said) is Annotated:  # an option of common/options.py
-            option_type, info = get_args(said)
+            option_type, own = get_args(said)
         elif isinstance(said, (Range, OneOf)):
             limit = said
-        elif isinstance(said, (str, OptionInfo)):
-            info = option(said) if isinstance(said, str) else said
+        elif isinstance(said, (str, Option)):
+            own = option(said) if isinstance(said, str) else said
         else:
             option_type = said
-    return NamedSetting(name, default, _members(kind), limit, option_type, info)
+    return NamedSetting(name, default, _members(kind), limit, option_type, own)
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -141,8 +153,8 @@ def check(settings: Any, named: Callable[[str], str] = str) -> None:
         value = getattr(settings, name)
         if value is None and type(None) in setting.types:
             continue
-        if setting.info is not None and setting.info.parser is not None:
-            object.__setattr__(settings, name, setting.info.parser(value))
+        if setting.option is not None:
+            object.__setattr__(settings, name, setting.option.parse(value))
         if setting.limit is not None and (wanted := setting.limit.wanted(value, setting.types)):
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"{named(name)} is {value!r}, expected {wanted}")
 
@@ -160,24 +172,29 @@ def option_name(name: str) -> str:
 def with_options(*classes: type, before: int = 2) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator of a command of Typer: its **given are the fields of these dataclasses that are options.
 
-    Its own parameters are written as fields are. In --help, those that must be given come first. before:
-    fields that come before the command's own options.
+    Its own parameters are written as fields are, or as Typer's. In --help, those that must be given come
+    first. before: fields that come before the command's own options.
     """
-    shared = {n: s for cls in classes for n, s in settings_of(cls).items() if s.info is not None}
+    shared = {n: s for cls in classes for n, s in settings_of(cls).items() if s.option is not None}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         all_of = inspect.signature(command, eval_str=True).parameters.values()
-        own = [_setting(p.name, p.default, p.annotation) for p in all_of if p.kind is not p.VAR_KEYWORD]
+        own = [_parameter(p) for p in all_of if p.kind is not p.VAR_KEYWORD]
 
         @functools.wraps(command)
         def run(**given: Any) -> None:
             command(**{n: shared[n].held(value) if n in shared else value for n, value in given.items()})
 
-        theirs = list(shared.values())
-        parameters = [s.parameter() for s in (*theirs[:before], *own, *theirs[before:])]
+        theirs = [s.parameter() for s in shared.values()]
+        parameters = [*theirs[:before], *own, *theirs[before:]]
         parameters.sort(key=lambda p: p.default is not p.empty)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
 
     return decorate
+
+
+def _parameter(own: inspect.Parameter) -> inspect.Parameter:
+    setting = _setting(own.name, own.default, own.annotation)
+    return own.replace(kind=own.KEYWORD_ONLY) if setting.option is None else setting.parameter()
