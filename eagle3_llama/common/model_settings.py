@@ -61,9 +61,8 @@ class ModelSettings:
     prompt_cache: Annotated[
         int | str,
         size(
-            "prompt_cache",
             "bytes (1G) in which texts are kept that slots gave up, so that later prompts of the same"
-            " API key are not decoded again; 0: none",
+            " API key are not decoded again; 0: none"
         ),
     ] = PROMPT_CACHE
 

@@ -71,14 +71,13 @@ FromText = Annotated[
 ]
 
 
-def size(name: str, help: str) -> Any:
-    """The option for a size in bytes. name: what the size is of, for the error."""
-    return Annotated[int, option(help, parser=lambda given: parse_size(given, name), metavar="SIZE")]
+def size(help: str) -> Any:
+    """The option for a size in bytes."""
+    return Annotated[int, option(help, parser=parse_size, metavar="SIZE")]
 
 
 TextMemorySize = size(
-    "text_memory",
-    "bytes (64M) in which answers are kept, to draft later ones of the same API key from; 0: none",
+    "bytes (64M) in which answers are kept, to draft later ones of the same API key from; 0: none"
 )
 TextMemoryPrompts = Annotated[
     bool, option("keep prompts in --text-memory, too", "--text-memory-prompts", metavar="")

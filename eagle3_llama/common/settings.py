@@ -32,18 +32,16 @@ from ..errors import EagleError, ErrorKind
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A field's option. more: arguments of typer.Option; `parser` parses texts from Python, too."""
+    """A field's option. more: arguments of typer.Option. parser: of a text, and of the field's name."""
 
     help: str
     names: tuple[str, ...]
+    parser: Callable[[Any, str], Any] | None
     more: dict[str, Any]
 
-    def parse(self, given: Any) -> Any:
-        return self.more["parser"](given) if "parser" in self.more else given
 
-
-def option(help: str, *names: str, **more: Any) -> Option:
-    return Option(help, names, more)
+def option(help: str, *names: str, parser: Callable[[Any, str], Any] | None = None, **more: Any) -> Option:
+    return Option(help, names, parser, more)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +103,15 @@ class NamedSetting:
             default = ",".join(f"{value:g}" for value in default)
         elif default is dataclasses.MISSING:
             default = inspect.Parameter.empty
-        info = typer.Option(*self.option.names, help=self.option.help, **self.option.more)
+        parser = None if self.option.parser is None else self.parsed
+        info = typer.Option(*self.option.names, help=self.option.help, parser=parser, **self.option.more)
         kind: Any = Annotated[self.option_type, info]  # type: ignore[name-defined]  # made at run time
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+    def parsed(self, given: Any) -> Any:
+        """What the parser makes of a text, from the command line or from Python."""
+        parser = self.option.parser if self.option is not None else None
+        return given if parser is None else parser(given, self.name)
 
     def held(self, given: Any) -> Any:
         """What the settings hold of an option's value: text for paths, tuples for lists."""
@@ -153,8 +157,7 @@ def check(settings: Any, named: Callable[[str], str] = str) -> None:
         value = getattr(settings, name)
         if value is None and type(None) in setting.types:
             continue
-        if setting.option is not None:
-            object.__setattr__(settings, name, setting.option.parse(value))
+        object.__setattr__(settings, name, setting.parsed(value))
         if setting.limit is not None and (wanted := setting.limit.wanted(value, setting.types)):
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"{named(name)} is {value!r}, expected {wanted}")
 

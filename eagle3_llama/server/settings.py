@@ -93,10 +93,7 @@ class ServerSettings(ModelSettings):
     ] = MAX_DRAFT
     response_store: Annotated[
         int | str,
-        size(
-            "response_store",
-            "bytes (64M) for answers of /v1/responses that previous_response_id may name; 0: none",
-        ),
+        size("bytes (64M) for answers of /v1/responses that previous_response_id may name; 0: none"),
     ] = RESPONSE_STORE
     embeddings: Annotated[
         str | None, option("model for /v1/embeddings, or `target`: the target itself", metavar="FILE")

@@ -11,24 +11,24 @@ from ..common.keywords import strict
 from ..common.model_files import check_file, check_models
 from ..common.model_reader import fingerprint, read_model
 from ..common.options import Threads
-from ..common.settings import OneOf, Range, check, option, option_name, require
+from ..common.settings import OneOf, Option, Range, check, option, option_name, require
 from ..errors import EagleError, ErrorKind
 from ..heads.hub import checkpoint_folder
 
 PACE_STEPS = 5  # after this many steps of training the speed is known
 
 
-def numbers(given: Any, kind: type, name: str) -> Any:
-    """The numbers in a comma-separated text; others stay as they are. Raises EagleError BAD_ARGUMENT."""
-    try:
-        return tuple(map(kind, given.split(","))) if isinstance(given, str) and given else given
-    except ValueError:
-        message = f"{name} is {given!r:.60}, expected comma-separated numbers"
-        raise EagleError(ErrorKind.BAD_ARGUMENT, message) from None
+def _list(kind: type, help: str, metavar: str = "A,B,C") -> Option:
+    """An option for comma-separated numbers."""
 
+    def numbers(given: Any, name: str) -> Any:
+        try:
+            return tuple(map(kind, given.split(","))) if isinstance(given, str) and given else given
+        except ValueError:
+            message = f"{option_name(name)} is {given!r:.60}, expected comma-separated numbers"
+            raise EagleError(ErrorKind.BAD_ARGUMENT, message) from None
 
-def _list(name: str, kind: type, help: str, metavar: str = "A,B,C") -> Any:
-    return option(help, parser=lambda given: numbers(given, kind, option_name(name)), metavar=metavar)
+    return option(help, parser=numbers, metavar=metavar)
 
 
 @strict
@@ -59,12 +59,7 @@ class TrainSettings:
     ] = ()
     weights: Annotated[
         tuple[float, float, float],
-        _list(
-            "weights",
-            float,
-            "shares of self-written prompts, --prompts, --conversations in the data",
-            metavar="<str>",
-        ),
+        _list(float, "shares of self-written prompts, --prompts, --conversations in the data", "<str>"),
         str,
     ] = (1.0, 1.0, 1.0)
     max_tokens: Annotated[int, "most tokens of training data", Range(256)] = 1_000_000
@@ -80,12 +75,10 @@ class TrainSettings:
         OneOf("llama", "torch"),
     ] = "llama"
     layers: Annotated[
-        tuple[int, ...] | None, _list("layers", int, "target layers whose inputs the head reads"), str | None
+        tuple[int, ...] | None, _list(int, "target layers whose inputs the head reads"), str | None
     ] = None
     capture_layers: Annotated[
-        tuple[int, ...] | None,
-        _list("capture_layers", int, "layers to keep in the data, to try several --layers"),
-        str | None,
+        tuple[int, ...] | None, _list(int, "layers to keep in the data, to try several --layers"), str | None
     ] = None
     draft_vocab: Annotated[int, "size of the draft vocabulary, the most frequent tokens", Range(32)] = 8192
     init_from: Annotated[

@@ -22,7 +22,7 @@ class Given:
     threads: Annotated[int, Threads, Range(0)] = 0
     pause: Annotated[float | None, "seconds to pause; default: none", seconds(0, 10)] = None
     kind: Annotated[str, "one or two", OneOf("one", "two")] = "one"
-    cache: Annotated[int | str, size("cache", "bytes (1G)")] = 1 << 20
+    cache: Annotated[int | str, size("bytes (1G)")] = 1 << 20
     sites: Annotated[tuple[str, ...], "a site; may be repeated", list[str] | None] = ()
     share: Annotated[float, Range(0, 1)] = 0.5  # no option
 
