@@ -5,26 +5,24 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import threading
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from ..common.cache_types import CACHE_TYPES, check_cache_types
+from ..common.cache_types import CACHE_TYPES
 from ..common.keywords import strict
 from ..common.limits import MAX_DRAFT
 from ..common.loaded_files import LoadedFiles
-from ..common.memory_size import PROMPT_CACHE, check_memory, parse_size
+from ..common.model_settings import ModelSettings
+from ..common.settings import Range, seconds
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import is_end
 from ..llama.eagle_llama import EagleLlama
 from ..llama.metadata import number
 from ..runtime.binding import llama_cpp
 from ..runtime.machine import cores
-from ..runtime.params import check_int
 from .job import RequestCancelled
 
-MAX_SLOTS = 32
-MAX_INTERVAL = 10.0  # seconds
 TOKENIZERS = 2  # prompts that are tokenized at a time: each takes a core from the decoding
 GEMM_STEP = 4  # rows that llama.cpp's products of repacked matrices take together
 RECURRENT_STEP = 64  # tokens that a gated delta net computes together
@@ -39,60 +37,23 @@ ROWS_ALIKE = frozenset(
 
 @strict
 @dataclasses.dataclass(frozen=True)
-class BatchSettings:
-    """Settings of a Batcher.
+class BatchSettings(ModelSettings):
+    """Settings of a Batcher. An unknown name raises EagleError BAD_ARGUMENT with the most similar known one.
 
-    n_ctx: tokens of one slot; the cache has room for n_parallel times as many. interval: seconds for which a
-    request lets tokens gather before it reads them; with 0 it reads those of each round at once. flash_attn:
-    None turns it on if the backend supports it. n_rs_seq: see EagleLlama. swa_full: False keeps the window
-    alone of layers that have one, which takes less memory. cache_type_k, cache_type_v: types of keys and
-    values (common/cache_types.py). lora: a GGUF of a LoRA adapter, which takes part with lora_scale.
-    text: whether requests that leave the drafts to the planner also draft from their text. text_memory: bytes
-    (64M) for the answers of each client, from which its later requests are drafted; 0: none are kept.
-    text_memory_prompts: prompts are kept too.
-    prompt_cache: bytes (1G) for texts that slots gave up, which later prompts begin with; 0: none are kept.
+    Those that are also options of `eagle3-llama serve` do what its help says. n_ctx: tokens of one slot; the
+    cache has room for n_parallel times as many. text: whether requests that leave the drafts to the planner
+    also draft from their text. text_memory: bytes for the answers of each client. interval: seconds for which
+    a request lets tokens gather before it reads them; with 0 it reads those of each round at once.
     shared_draft: most draft tokens of a request that fixes their number, in rounds that others take part in.
-    An unknown name raises EagleError BAD_ARGUMENT, which names the most similar known one.
     """
 
-    model: str
-    eagle: str | None = None
-    n_parallel: int = 4
-    n_ctx: int = 4096
-    n_threads: int | None = None
-    n_gpu_layers: int = 0
-    flash_attn: bool | None = None
-    n_rs_seq: int | None = None
-    swa_full: bool = True
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
-    lora: str | None = None
-    lora_scale: float = 1.0
-    chat_format: str | None = None
+    n_threads: Annotated[int | None, Range(1, 1024)] = None
     extract_layers: tuple[int, ...] | None = None
-    text: bool = True
-    text_memory: int | str = 0
-    text_memory_prompts: bool = False
-    prompt_cache: int | str = PROMPT_CACHE
-    n_batch: int = 512
-    interval: float = 0.0
-    shared_draft: int = MAX_DRAFT
+    interval: Annotated[float, seconds(0, 10)] = 0.0
+    shared_draft: Annotated[int, Range(0, MAX_DRAFT)] = MAX_DRAFT
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text_memory", parse_size(self.text_memory))
-        check_memory(int(self.text_memory), self.text_memory_prompts, self.text)
-        object.__setattr__(self, "prompt_cache", parse_size(self.prompt_cache, "prompt_cache"))
-        check_cache_types(self.cache_type_k, self.cache_type_v, self.flash_attn)
-        check_int("n_parallel", self.n_parallel, 1, MAX_SLOTS)
-        check_int("n_ctx", self.n_ctx, 64, 1 << 22)
-        check_int("n_batch", self.n_batch, 64, 1 << 14)
-        check_int("shared_draft", self.shared_draft, 0, MAX_DRAFT)
-        if not 0.0 <= self.interval <= MAX_INTERVAL:
-            raise EagleError(
-                ErrorKind.BAD_ARGUMENT, f"interval is {self.interval!r}, expected seconds 0..{MAX_INTERVAL:g}"
-            )
-        if self.n_threads is not None:
-            check_int("n_threads", self.n_threads, 1, 1024)
+        super().__post_init__()
         _check_chat_format(self.chat_format, None)  # before a large model is loaded
 
 

@@ -7,12 +7,14 @@ import functools
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..common.options import N_CTX, FlashAttn, NCtx, NPredict
 from ..common.progress import progress
+from ..common.settings import option
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
 from ..runtime import machine
@@ -26,25 +28,30 @@ from .target import BenchTarget
 
 @dataclasses.dataclass(frozen=True)
 class BenchSettings:
-    """Settings of a benchmark. Every prompt runs in every mode, `rounds` times.
-
-    prompts: .jsonl files. category: only prompts of this category. split: only those of
-    this half. limit: this many prompts, evenly spaced.
-    """
+    """Settings of a benchmark. Every prompt runs in every mode, `rounds` times."""
 
     targets: tuple[str, ...]
     modes: tuple[Mode, ...]
-    prompts: tuple[str, ...] = (str(DEFAULT),)
-    category: str | None = None
-    split: str | None = None
-    limit: int | None = None
-    n_predict: int = 128
-    rounds: int = 1
+    prompts: Annotated[
+        tuple[str, ...],
+        ".jsonl of strings or objects {prompt or messages, category, topic, split}; repeatable;"
+        " default: eight prompts that the package has",
+        list[Path] | None,
+    ] = (str(DEFAULT),)
+    category: Annotated[str | None, "run only prompts of this category; the results are by topic"] = None
+    split: Annotated[str | None, "run only prompts whose field split is this: tune or report"] = None
+    limit: Annotated[int | None, option("run only this many prompts, evenly spaced in the file", min=1)] = (
+        None
+    )
+    n_predict: NPredict = 128
+    rounds: Annotated[int, option("repetitions of each answer; the median counts", min=1)] = 1
     sampling: dict[str, Any] = dataclasses.field(default_factory=lambda: {"temp": 0.0})
     n_threads: int = 1
-    n_ctx: int = 4096
-    flash_attn: bool | None = None
-    explain: bool = False
+    n_ctx: NCtx = N_CTX
+    flash_attn: FlashAttn = None
+    explain: Annotated[bool, option("print costs, and what the planner chose", "--explain", metavar="")] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         for path in (*self.targets, *self.prompts):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
 from ..common.options import (
     N_CTX,
@@ -31,7 +28,7 @@ from ..runtime.machine import cores
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """The options, by their names. Those of a command that has with_answer_options() follow its own."""
+    """The options, by their names."""
 
     model: Model
     eagle: Eagle = None
@@ -78,31 +75,3 @@ class AnswerOptions:
             say(f"[the context has {llm.n_ctx()} tokens, because llama.cpp rounds {self.n_ctx} up]")
         llm.set_seed(self.seed)
         return llm
-
-
-def with_answer_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Makes a command of Typer whose options are the command's own and the fields of AnswerOptions.
-
-    command: its first parameter is an AnswerOptions.
-    """
-    shared = _parameters(AnswerOptions)
-    own = _parameters(command)[1:]
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        options = AnswerOptions(**{p.name: given.pop(p.name) for p in shared})
-        command(options, **given)
-
-    parameters = [*shared[:2], *own, *shared[2:]]  # model and head come first in --help
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
-
-
-def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters by keyword, so that those without a default may follow others. Types are resolved."""
-    hints = get_type_hints(of, include_extras=True)
-    return [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name])
-        for p in inspect.signature(of).parameters.values()
-    ]

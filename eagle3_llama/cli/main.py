@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,17 +13,16 @@ from rich.markup import escape
 
 from .. import __version__
 from ..bench import plot as plots
+from ..bench.modes import default_modes, parse_modes
+from ..bench.run import BenchSettings, run_bench
 from ..common import model_names
 from ..common.files import check_writable, write_json
 from ..common.model_files import check_models
 from ..common.options import (
     APP,
     CONTEXT,
-    N_CTX,
-    FlashAttn,
     FromText,
     Model,
-    NCtx,
     NMax,
     NMin,
     NPredict,
@@ -36,6 +35,7 @@ from ..common.options import (
     TreeShape,
     utf8,
 )
+from ..common.settings import option, with_options
 from ..common.synonyms import Command
 from ..common.terminal import run
 from ..errors import EagleError, ErrorKind
@@ -44,7 +44,7 @@ from ..runtime.machine import cores
 from ..runtime.params import EagleParams
 from ..server.cli import serve
 from ..train.cli import train
-from .answer_options import AnswerOptions, with_answer_options
+from .answer_options import AnswerOptions
 from .demo import main as demo
 
 app = typer.Typer(no_args_is_help=True, context_settings=CONTEXT, **APP)
@@ -67,17 +67,18 @@ def eagle3_llama(
 
 
 @app.command(cls=Command)
-@with_answer_options
+@with_options(AnswerOptions)
 def generate(
-    options: AnswerOptions,
     prompt: Prompt,
     n_predict: NPredict = 256,
-    raw: Annotated[bool, typer.Option(metavar="", help="do not use the chat template")] = False,
+    raw: Annotated[bool, option("do not use the chat template", metavar="")] = False,
+    **given: Any,
 ) -> None:
     """Generate one answer. Accepted draft tokens are coloured by who drafted them: head, text or both."""
     from ..llama.chat import chat_tokens
     from .conversation import answer
 
+    options = AnswerOptions(**given)
     llm = options.load()
     tokens = llm.tokenize(prompt.encode()) if raw else chat_tokens(llm, prompt)
     if len(tokens) >= llm.n_ctx():
@@ -89,75 +90,45 @@ def generate(
 
 
 @app.command(cls=Command)
-@with_answer_options
-def chat(options: AnswerOptions, n_predict: NPredict = 512, system: SystemMessage = None) -> None:
+@with_options(AnswerOptions)
+def chat(n_predict: NPredict = 512, system: SystemMessage = None, **given: Any) -> None:
     """Chat in the terminal. An empty line or Ctrl-D ends the chat. Ctrl-C stops an answer."""
     from .conversation import converse
 
+    options = AnswerOptions(**given)
     llm = options.load()
     converse(llm, n_predict, system, Console(highlight=False), **options.sampling)
 
 
 @app.command(cls=Command)
+@with_options(BenchSettings, before=0)
 def bench(
     model: Annotated[
-        list[Path],
-        typer.Option("--model", "-m", help="target model, GGUF or hf: name; repeatable", show_default=False),
+        list[Path], option("target model, GGUF or hf: name; repeatable", "--model", "-m", show_default=False)
     ],
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help=".jsonl of strings or objects {prompt or messages, category, topic, split}; repeatable;"
-            " default: eight prompts that the package has"
-        ),
-    ] = None,
     eagle: Annotated[
-        list[Path] | None,
-        typer.Option("--eagle", help="EAGLE head: GGUF, hf: name or auto; repeat it to compare several"),
+        list[Path] | None, "EAGLE head: GGUF, hf: name or auto; repeat it to compare several"
     ] = None,
-    draft_model: Annotated[
-        Path | None, typer.Option(help="small model for mode draft_model, GGUF or hf: name")
-    ] = None,
-    category: Annotated[
-        str | None, typer.Option(help="run only prompts of this category; the results are by topic")
-    ] = None,
-    split_name: Annotated[
-        str | None, typer.Option("--split", help="run only prompts whose field split is this: tune or report")
-    ] = None,
-    n_predict: NPredict = 128,
+    draft_model: Annotated[Path | None, "small model for mode draft_model, GGUF or hf: name"] = None,
     modes: Annotated[
         str | None,
-        typer.Option(
-            help="decoding modes: plain; eagle (head and text), head, text; prompt_lookup; stock and"
-            " stock_prompt_lookup[:N], llama-cpp-python without this package; upstream[:SPEC], llama.cpp's"
-            " drafters, such as upstream:ngram-mod or upstream:draft-eagle3+ngram-mod; draft_model; default:"
-            " plain,eagle, and without a head plain,text, in a checkout plain,text,stock"
-        ),
+        "decoding modes: plain; eagle (head and text), head, text; prompt_lookup; stock and"
+        " stock_prompt_lookup[:N], llama-cpp-python without this package; upstream[:SPEC], llama.cpp's"
+        " drafters, such as upstream:ngram-mod or upstream:draft-eagle3+ngram-mod; draft_model; default:"
+        " plain,eagle, and without a head plain,text, in a checkout plain,text,stock",
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="repetitions of each answer; the median counts")] = 1,
     n_max: NMax = None,
     n_min: NMin = 0,
     p_min: PMin = 0.0,
     tree: TreeShape = None,
     text: FromText = True,
-    fixed: Annotated[
-        str, typer.Option(help="further --n-max or --tree settings for mode eagle, such as 1,2,3,60x6x10")
-    ] = "",
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="run only this many prompts, evenly spaced in the file")
-    ] = None,
+    fixed: Annotated[str, "further --n-max or --tree settings for mode eagle, such as 1,2,3,60x6x10"] = "",
     temp: Temp = 0.0,
     top_p: TopP = 0.95,
     threads: Threads = None,
-    n_ctx: NCtx = N_CTX,
-    flash_attn: FlashAttn = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", metavar="", help="print costs, and what the planner chose")
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="write plots of acceptance, speed and costs to this folder")
-    ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the figures to this file")] = None,
+    plot: Annotated[Path | None, "write plots of acceptance, speed and costs to this folder"] = None,
+    json_file: Annotated[Path | None, option("write the figures to this file", "--json")] = None,
+    **given: Any,
 ) -> None:
     """Compare the speed and the text of decoding modes, alternating between them for every prompt."""
     check_writable(json_file)
@@ -166,28 +137,13 @@ def bench(
     small = model_names.model(draft_model) if draft_model is not None else None
     for target in (*targets, *([small] if small else ())):
         check_models(target, *(heads if target in targets else ()))
-    from ..bench.modes import default_modes, parse_modes
-    from ..bench.prompts import DEFAULT
-    from ..bench.run import BenchSettings, run_bench
-
     split = lambda text: [x.strip() for x in text.split(",") if x.strip()]
     params = EagleParams(n_max, n_min, p_min, tree, text)
     names = default_modes(heads) if modes is None else split(modes)
     wanted = parse_modes(names, heads, small, params, split(fixed))
+    sampling = {"temp": temp, "top_p": top_p}
     settings = BenchSettings(
-        targets=tuple(targets),
-        modes=tuple(wanted),
-        prompts=tuple(map(str, prompts or (DEFAULT,))),
-        category=category,
-        split=split_name,
-        limit=limit,
-        n_predict=n_predict,
-        rounds=rounds,
-        sampling={"temp": temp, "top_p": top_p},
-        n_threads=threads or cores(),
-        n_ctx=n_ctx,
-        flash_attn=flash_attn,
-        explain=explain,
+        tuple(targets), tuple(wanted), sampling=sampling, n_threads=threads or cores(), **given
     )
     report = run_bench(settings)
     write_json(json_file, {**report, "command": shlex.join(["eagle3-llama", *sys.argv[1:]])})
@@ -226,11 +182,12 @@ def info(
 
 
 @app.command(cls=Command)
+@with_options()
 def compare(
     head: Annotated[Path, typer.Argument(help="GGUF of the head, or its hf: name", show_default=False)],
     model: Model,
     prompt: Annotated[
-        str, typer.Option("--prompt", "-p", help="text to compute both for", callback=utf8)
+        str, option("text to compute both for", "--prompt", "-p", callback=utf8)
     ] = "The capital of France is Paris, and the capital of Italy is",
     threads: Threads = None,
 ) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ..errors import EagleError, ErrorKind
 from .cache_types import CACHE_TYPES
 from .limits import MAX_DRAFT
 from .memory_size import parse_size
+from .settings import option
 
 N_CTX = 4096  # default context size of every command, in tokens
 OTHER_NAMES = {"target": "model", "head": "eagle", "eagle-path": "eagle", "n-threads": "threads"}
@@ -38,131 +37,98 @@ CONTEXT = {"token_normalize_func": _one_name, "help_option_names": ["-h", "--hel
 APP: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 
 Model = Annotated[
-    Path,
-    typer.Option(
-        "--model", "-m", help="target model: a GGUF file, or hf:OWNER/REPO[:FORMAT]", show_default=False
-    ),
+    Path, option("target model: a GGUF file, or hf:OWNER/REPO[:FORMAT]", "--model", "-m", show_default=False)
 ]
 Eagle = Annotated[
     Path | None,
-    typer.Option(
-        "--eagle",
-        help="EAGLE head of the model: a GGUF file, hf:OWNER/REPO, or auto, which looks for one;"
-        " default: drafts from the text alone",
+    option(
+        "EAGLE head of the model: a GGUF file, hf:OWNER/REPO, or auto, which looks for one;"
+        " default: drafts from the text alone"
     ),
 ]
 NMax = Annotated[
-    int | None,
-    typer.Option("--n-max", min=0, max=MAX_DRAFT, help="draft tokens per round; default: by measured cost"),
+    int | None, option("draft tokens per round; default: by measured cost", min=0, max=MAX_DRAFT)
 ]
-NMin = Annotated[
-    int, typer.Option("--n-min", min=0, max=MAX_DRAFT, help="discard drafts of fewer tokens; needs --n-max")
-]
+NMin = Annotated[int, option("discard drafts of fewer tokens; needs --n-max", min=0, max=MAX_DRAFT)]
 PMin = Annotated[
     float,
-    typer.Option(
-        "--p-min",
+    option(
+        "end a chain before a less probable token, and leave out the nodes of a tree whose path is less"
+        " probable; needs --n-max or --tree",
         min=0.0,
         max=1.0,
-        help="end a chain before a less probable token, and leave out the nodes of a tree whose path is less"
-        " probable; needs --n-max or --tree",
     ),
 ]
-TreeShape = Annotated[
-    str | None, typer.Option("--tree", help="draft trees of this shape, NODESxDEPTHxWIDTH, such as 60x6x10")
-]
+TreeShape = Annotated[str | None, option("draft trees of this shape, NODESxDEPTHxWIDTH, such as 60x6x10")]
 FromText = Annotated[
     bool,
-    typer.Option(
+    option(
+        "draft also from the text itself, where it repeats itself; with or without a head; default: on",
         "--text/--no-text",
         metavar="",
         show_default=False,
-        help="draft also from the text itself, where it repeats itself; with or without a head; default: on",
     ),
 ]
-TextMemorySize = Annotated[
-    int,
-    typer.Option(
-        parser=parse_size,
-        metavar="SIZE",
-        help="bytes (64M) in which answers are kept, to draft later ones of the same API key from; 0: none",
-    ),
-]
+
+
+def size(help: str) -> Any:
+    """The option for a size in bytes."""
+    return Annotated[int, option(help, parser=parse_size, metavar="SIZE")]
+
+
+TextMemorySize = size(
+    "bytes (64M) in which answers are kept, to draft later ones of the same API key from; 0: none"
+)
 TextMemoryPrompts = Annotated[
-    bool, typer.Option("--text-memory-prompts", metavar="", help="keep prompts in --text-memory, too")
+    bool, option("keep prompts in --text-memory, too", "--text-memory-prompts", metavar="")
 ]
 FlashAttn = Annotated[
     bool | None,
-    typer.Option(
+    option(
+        "flash attention, required for draft trees; default: on if the backend supports it",
         "--flash-attn/--no-flash-attn",
         metavar="",
         show_default=False,
-        help="flash attention, required for draft trees; default: on if the backend supports it",
     ),
 ]
 SwaFull = Annotated[
     bool,
-    typer.Option(
+    option(
+        "no: layers with a sliding window keep the window alone, which takes less memory",
         "--swa-full/--no-swa-full",
         metavar="",
-        help="no: layers with a sliding window keep the window alone, which takes less memory",
     ),
 ]
 CacheTypeK = Annotated[
     str,
-    typer.Option(
-        "--cache-type-k",
-        "-ctk",
-        metavar="TYPE",
-        help=f"type of keys in the KV cache: {', '.join(CACHE_TYPES)}",
+    option(
+        f"type of keys in the KV cache: {', '.join(CACHE_TYPES)}", "--cache-type-k", "-ctk", metavar="TYPE"
     ),
 ]
 CacheTypeV = Annotated[
     str,
-    typer.Option(
-        "--cache-type-v", "-ctv", metavar="TYPE", help="type of values; a quantised one needs flash attention"
-    ),
+    option("type of values; a quantised one needs flash attention", "--cache-type-v", "-ctv", metavar="TYPE"),
 ]
-Lora = Annotated[Path | None, typer.Option(help="LoRA adapter of the model: a GGUF file", show_default=False)]
-LoraScale = Annotated[float, typer.Option(help="weight of the LoRA adapter")]
-Temp = Annotated[float, typer.Option("--temp", min=0.0, help="sampling temperature; 0 is greedy decoding")]
+Lora = Annotated[Path | None, option("LoRA adapter of the model: a GGUF file", show_default=False)]
+LoraScale = Annotated[float, option("weight of the LoRA adapter")]
+Temp = Annotated[float, option("sampling temperature; 0 is greedy decoding", min=0.0)]
 TopP = Annotated[
-    float,
-    typer.Option(
-        "--top-p",
-        min=0.0,
-        max=1.0,
-        help="sample from the most likely tokens whose probabilities add up to this",
-    ),
+    float, option("sample from the most likely tokens whose probabilities add up to this", min=0.0, max=1.0)
 ]
-TopK = Annotated[
-    int, typer.Option("--top-k", min=0, help="sample from this many of the most likely tokens; 0: from all")
-]
-Prompt = Annotated[
-    str, typer.Option("--prompt", "-p", help="the user's message", show_default=False, callback=utf8)
-]
+TopK = Annotated[int, option("sample from this many of the most likely tokens; 0: from all", min=0)]
+Prompt = Annotated[str, option("the user's message", "--prompt", "-p", show_default=False, callback=utf8)]
 SystemMessage = Annotated[
-    str | None,
-    typer.Option(
-        "--system", help="system message; it stays when the oldest messages are left out", callback=utf8
-    ),
+    str | None, option("system message; it stays when the oldest messages are left out", callback=utf8)
 ]
-Seed = Annotated[int, typer.Option("--seed", help="seed for sampling; the same seed gives the same text")]
+Seed = Annotated[int, option("seed for sampling; the same seed gives the same text")]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        "--threads", "-t", min=1, help="CPU threads; default: one for each core that this process may use"
-    ),
+    option("CPU threads; default: one for each core that this process may use", "--threads", "-t", min=1),
 ]
 NCtx = Annotated[
-    int,
-    typer.Option(
-        "--n-ctx", "-c", min=16, help="tokens of prompt and answer; rounded up to a multiple of 256"
-    ),
+    int, option("tokens of prompt and answer; rounded up to a multiple of 256", "--n-ctx", "-c", min=16)
 ]
 NPredict = Annotated[
-    int, typer.Option("--max-tokens", "--n-predict", "-n", min=1, help="most tokens to generate per answer")
+    int, option("most tokens to generate per answer", "--max-tokens", "--n-predict", "-n", min=1)
 ]
-GpuLayers = Annotated[
-    int, typer.Option("--n-gpu-layers", "-ngl", help="layers to offload to the GPU; -1: all of them")
-]
+GpuLayers = Annotated[int, option("layers to offload to the GPU; -1: all of them", "--n-gpu-layers", "-ngl")]

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from ..common import extras
 from ..common.keywords import unknown
+from ..common.settings import option, settings_of
 from ..errors import EagleError, ErrorKind
 from .settings import ServerSettings
 
 _PLAIN = (str, int, float, bool)
-_KINDS = {field.name: str(field.type) for field in dataclasses.fields(ServerSettings)}
+_KINDS = {name: setting.option_types[0] for name, setting in settings_of(ServerSettings).items()}
 
 
 def use(context: typer.Context, file: Path | None) -> Path | None:
@@ -42,6 +42,12 @@ def use(context: typer.Context, file: Path | None) -> Path | None:
     return file
 
 
+ConfigFile = Annotated[
+    Path | None,
+    option("file with options, in TOML; the command line comes first", callback=use, is_eager=True),
+]
+
+
 def _read(file: Path) -> dict[str, Any]:
     try:
         if sys.version_info >= (3, 11):
@@ -59,19 +65,19 @@ def _read(file: Path) -> dict[str, Any]:
         raise EagleError(ErrorKind.BAD_FILE, f"--config {file} is no TOML: {e}") from e
 
 
-def _checked(file: Path, name: str, value: Any, option: Any) -> Any:
+def _checked(file: Path, name: str, value: Any, param: Any) -> Any:
     """The value, if an option can have it. Typer checks its type as it does on the command line.
 
     There all values are texts: of a number it would take true for 1, and 2.5 for 2.
     """
-    several, kind = option.multiple, _KINDS.get(option.name, "").partition(" ")[0]
+    several, kind = param.multiple, _KINDS.get(param.name)
     if several and isinstance(value, list) and all(isinstance(v, str) for v in value):
         return value
     if several or not isinstance(value, _PLAIN):
         wanted = "a list of strings" if several else "a string, a number, true or false"
-    elif isinstance(value, bool) and not option.is_flag:
-        wanted = "a number" if kind in ("int", "float") else "a string"
-    elif isinstance(value, float) and kind == "int":
+    elif isinstance(value, bool) and not param.is_flag:
+        wanted = "a number" if kind in (int, float) else "a string"
+    elif isinstance(value, float) and kind is int:
         wanted = "a whole number"
     else:
         return value

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..common import model_names
 from ..common.keywords import strict
 from ..common.model_files import check_file, check_models
 from ..common.model_reader import fingerprint, read_model
+from ..common.options import Threads
+from ..common.settings import OneOf, Option, Range, check, option, option_name, require
 from ..errors import EagleError, ErrorKind
 from ..heads.hub import checkpoint_folder
 
 PACE_STEPS = 5  # after this many steps of training the speed is known
+
+
+def _list(kind: type, help: str, metavar: str = "A,B,C") -> Option:
+    """An option for comma-separated numbers."""
+
+    def numbers(given: Any, name: str) -> Any:
+        try:
+            return tuple(map(kind, given.split(","))) if isinstance(given, str) and given else given
+        except ValueError:
+            message = f"{option_name(name)} is {given!r:.60}, expected comma-separated numbers"
+            raise EagleError(ErrorKind.BAD_ARGUMENT, message) from None
+
+    return option(help, parser=numbers, metavar=metavar)
 
 
 @strict
@@ -22,61 +36,82 @@ PACE_STEPS = 5  # after this many steps of training the speed is known
 class TrainSettings:
     """Everything that the result depends on. On one machine, equal settings and files give the same head.
 
-    targets: GGUFs of one model in one or several formats; the first is the one to serve.
-    data: folder of the shards, None for out/data. Runs with the same data settings can share it.
-    weights: shares of the sources: prompts that the model writes itself, `prompts`, `conversations`.
-    max_tokens, max_gb: limits of the data, over all targets. max_gb is checked between files.
-    drop_truncated: drop answers that reach n_predict tokens.
-    layers: target layers whose inputs the head reads, None for EAGLE's 2, n/2, n - 3.
-    capture_layers: the layers in the data, if more than `layers`, to try several heads on the same data.
-    draft_vocab: size of the draft vocabulary, the most frequent tokens.
-    steps, stride: steps of training-time test; after the first one, only every stride-th position takes part.
-    decay: the weight of step j in the loss is decay^j.
-    hard: share of the loss on the target's most likely token instead of its distribution.
-    temperature: of the target's distribution.
-    batch_tokens: positions per optimiser step. minutes: limit of the training without data, 0 for none.
-    patience: stop after this many measurements without improvement, 0 for never.
-    capture: `llama` computes features with llama.cpp, `torch` on `device` from the dequantised weights.
+    The fields are the options of `eagle3-llama train`, whose help says what they do. targets: GGUFs of one
+    model in one or several formats; the first is the one to serve. max_gb is checked between files. layers:
+    None for EAGLE's 2, n/2, n - 3. decay: the weight of step j in the loss is decay^j. warmup: share of the
+    steps in which the learning rate rises.
 
     Raises EagleError BAD_ARGUMENT or BAD_FILE.
     """
 
     targets: tuple[str, ...]
-    out: str
-    data: str | None = None
-    prompts: tuple[str, ...] = ()
-    conversations: tuple[str, ...] = ()
-    weights: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    max_tokens: int = 1_000_000
-    max_gb: float = 20.0
-    n_predict: int = 256
-    drop_truncated: bool = False
-    layers: tuple[int, ...] | None = None
-    capture_layers: tuple[int, ...] | None = None
-    draft_vocab: int = 8192
-    steps: int = 5
-    stride: int = 3
-    decay: float = 0.8
-    hard: float = 0.0
-    temperature: float = 1.0
-    optimizer: str = "adamw"
-    lr: float = 1e-3
-    warmup: float = 0.03
-    batch_tokens: int = 2048
-    epochs: int = 4
-    minutes: float = 0.0
-    eval_every: int = 100
-    patience: int = 0
-    heldout: int = 32
-    init_from: str | None = None
-    seed: int = 1
-    threads: int = 0
-    slots: int = 32
-    device: str = "cpu"
-    capture: str = "llama"
+    out: Annotated[str, option("folder for data, log and head", show_default=False), Path]
+    data: Annotated[
+        str | None, "folder of the training data, which runs can share; default: OUT/data", Path | None
+    ] = None
+    prompts: Annotated[
+        tuple[str, ...],
+        ".jsonl of prompts to answer: strings, {prompt} or {messages}; best is your traffic",
+        list[Path] | None,
+    ] = ()
+    conversations: Annotated[
+        tuple[str, ...], ".jsonl of finished conversations: {messages} or {toks, prompt}", list[Path] | None
+    ] = ()
+    weights: Annotated[
+        tuple[float, float, float],
+        _list(float, "shares of self-written prompts, --prompts, --conversations in the data", "<str>"),
+        str,
+    ] = (1.0, 1.0, 1.0)
+    max_tokens: Annotated[int, "most tokens of training data", Range(256)] = 1_000_000
+    max_gb: Annotated[float, "most gigabytes of training data on disk", Range(0.001, 1e6)] = 20.0
+    n_predict: Annotated[int, option("most tokens to generate per answer", "--n-predict", "-n"), Range(8)] = (
+        256
+    )
+    drop_truncated: Annotated[bool, option("drop answers that reach --n-predict", metavar="")] = False
+    slots: Annotated[int, "sequences that are generated in parallel", Range(1)] = 32
+    capture: Annotated[
+        str,
+        "llama: features from llama.cpp; torch: on --device, from the dequantised weights",
+        OneOf("llama", "torch"),
+    ] = "llama"
+    layers: Annotated[
+        tuple[int, ...] | None, _list(int, "target layers whose inputs the head reads"), str | None
+    ] = None
+    capture_layers: Annotated[
+        tuple[int, ...] | None, _list(int, "layers to keep in the data, to try several --layers"), str | None
+    ] = None
+    draft_vocab: Annotated[int, "size of the draft vocabulary, the most frequent tokens", Range(32)] = 8192
+    init_from: Annotated[
+        str | None, "checkpoint folder of a head, or its hf: name, to continue training from", Path | None
+    ] = None
+    steps: Annotated[int, "steps of training-time test", Range(1)] = 5
+    stride: Annotated[int, "after the first step, use only every n-th position", Range(1)] = 3
+    decay: Annotated[float, Range(0, 1)] = 0.8
+    hard: Annotated[
+        float, "share of the loss on the target's best token instead of its distribution", Range(0, 1)
+    ] = 0.0
+    temperature: Annotated[
+        float, option("temperature of the target's distribution", "--temp", "--temperature"), Range(0.05, 20)
+    ] = 1.0
+    optimizer: Annotated[str, "adamw, or muon for the matrices inside the head", OneOf("adamw", "muon")] = (
+        "adamw"
+    )
+    lr: Annotated[float, "highest learning rate", Range(0, 1)] = 1e-3
+    warmup: Annotated[float, Range(0, 1)] = 0.03
+    batch_tokens: Annotated[int, "positions per optimiser step", Range(64)] = 2048
+    epochs: Annotated[int, "passes over the data", Range(1)] = 4
+    minutes: Annotated[
+        float, "most minutes of training, without data generation; 0: no limit", Range(0, 1e6)
+    ] = 0.0
+    eval_every: Annotated[int, "steps between measurements of held-out acceptance", Range(1)] = 100
+    patience: Annotated[int, "stop after this many measurements without improvement; 0: never", Range(0)] = 0
+    heldout: Annotated[int, "held-out answers to measure acceptance with", Range(1)] = 32
+    seed: Annotated[int, "seed of every random choice"] = 1
+    threads: Annotated[int, Threads, Range(0)] = 0
+    device: Annotated[str, "device of the training, cpu or cuda"] = "cpu"
 
     def __post_init__(self) -> None:
-        self._check(bool(self.targets), "give at least one GGUF with --model")
+        require(bool(self.targets), "give at least one GGUF with --model")
         object.__setattr__(self, "targets", tuple(map(model_names.model, self.targets)))
         for target in self.targets:
             check_models(target)
@@ -84,44 +119,11 @@ class TrainSettings:
             check_file(path)
         for name in ("capture", "optimizer"):
             object.__setattr__(self, name, str(getattr(self, name)).lower())
+        check(self)
         self._check_layers()
         self._check_places()
-        for name, least in (
-            ("max_tokens", 256),
-            ("n_predict", 8),
-            ("draft_vocab", 32),
-            ("steps", 1),
-            ("stride", 1),
-            ("batch_tokens", 64),
-            ("epochs", 1),
-            ("eval_every", 1),
-            ("heldout", 1),
-            ("slots", 1),
-            ("patience", 0),
-            ("threads", 0),
-        ):
-            value = getattr(self, name)
-            self._check(
-                isinstance(value, int) and value >= least, f"{name} is {value!r}, expected at least {least}"
-            )
-        for name, low, high in (
-            ("lr", 0, 1),
-            ("decay", 0, 1),
-            ("hard", 0, 1),
-            ("warmup", 0, 1),
-            ("minutes", 0, 1e6),
-            ("temperature", 0.05, 20),
-            ("max_gb", 0.001, 1e6),
-        ):
-            value = getattr(self, name)
-            self._check(
-                math.isfinite(value) and low <= value <= high, f"{name} is {value!r}, expected {low}..{high}"
-            )
-        for name, known in (("capture", ("llama", "torch")), ("optimizer", ("adamw", "muon"))):
-            value = getattr(self, name)
-            self._check(value in known, f"{name} is {value!r}, expected {' or '.join(known)}")
-        self._check(self.steps <= 16, f"steps is {self.steps}, expected at most 16")
-        self._check(
+        require(self.steps <= 16, f"steps is {self.steps}, expected at most 16")
+        require(
             len(self.weights) == 3 and min(self.weights) >= 0 and sum(self.weights) > 0,
             f"weights are {self.weights}, expected three numbers, not all 0",
         )
@@ -131,29 +133,24 @@ class TrainSettings:
         n_layer = min(layers_of(Path(target)) for target in self.targets)
         for name, least in (("layers", 1), ("capture_layers", 0)):
             for layer in getattr(self, name) or ():
-                self._check(
+                require(
                     type(layer) is int and least <= layer <= n_layer,
                     f"{name} has {layer!r:.40}, expected numbers {least}..{n_layer}: the target has {n_layer}"
                     " layers",
                 )
         missing = set(self.layers or ()) - set(self.capture_layers or self.layers or ())
-        self._check(not missing, f"capture_layers lacks {sorted(missing)}, which layers has: add them")
+        require(not missing, f"capture_layers lacks {sorted(missing)}, which layers has: add them")
 
     def _check_places(self) -> None:
         for name in ("out", "data"):
             place = getattr(self, name)
             fine = place is None or not Path(place).exists() or Path(place).is_dir()
-            self._check(fine, f"{name} is {place}, a file: name a folder")
+            require(fine, f"{name} is {place}, a file: name a folder")
         if self.init_from is not None:
             object.__setattr__(self, "init_from", str(checkpoint_folder(self.init_from)))
             fine = (Path(self.init_from) / "config.json").is_file()
             message = f"init_from is {self.init_from}, expected the folder with a head's config.json"
-            self._check(fine, message, ErrorKind.BAD_FILE)
-
-    @staticmethod
-    def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:
-        if not ok:
-            raise EagleError(kind, message)
+            require(fine, message, ErrorKind.BAD_FILE)
 
     def source_weights(self) -> tuple[float, float, float]:
         """The weights, with 0 for sources without files. Raises EagleError BAD_ARGUMENT if all are 0."""

@@ -39,15 +39,9 @@ def test_help_for_everything(name):
 def test_help_of_the_programs_beside():
     for module, call in (("eagle3_llama.server.ray", "serve_replicas"), ("eagle3_llama.cli.demo", "main")):
         made = typer.Typer()
-        made.command(context_settings={})(_plain(getattr(importlib.import_module(module), call)))
+        made.command(context_settings={})(getattr(importlib.import_module(module), call))
         for p in options(typer.main.get_command(made)):
             assert p.help, f"{module} {p.opts} has no help"
-
-
-def _plain(command):
-    from eagle3_llama.server.ray.deployment import _with_server_options
-
-    return _with_server_options(command) if "given" in inspect.signature(command).parameters else command
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -177,7 +171,6 @@ def test_the_same_defaults_everywhere():
             and (c, name) != ("serve", "seed")  # there it is each request's
         }
         assert len({v for _, v in values}) == 1 and values, (name, values)
-    serve = {p.name: p.default for p in COMMANDS["serve"].params}
     generate = {p.name: p.default for p in COMMANDS["generate"].params}
     for settings, names in (
         (ServerSettings, ("n_ctx", "flash_attn", "n_gpu_layers", "threads")),
@@ -186,15 +179,6 @@ def test_the_same_defaults_everywhere():
     ):
         fields = inspect.signature(settings).parameters
         assert {n: fields[n].default for n in names} == {n: generate[n] for n in names}
-    assert {
-        n: p.default
-        for n, p in inspect.signature(ServerSettings).parameters.items()
-        if n in serve and p.default is not p.empty
-    } == {
-        n: () if n == "cors_origin" else v
-        for n, v in serve.items()
-        if n not in ("model", "api_key_file", "config")
-    }
 
 
 def test_generate_and_chat_share_their_options():

@@ -80,7 +80,7 @@ def test_lines_of_prompts(tmp_path):
 def test_bench_looks_first_where_it_writes(files, tmp_path, option, monkeypatch):
     """Not after the whole run."""
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("eagle3_llama.bench.run.run_bench", lambda _: pytest.fail("it ran"))
+    monkeypatch.setattr("eagle3_llama.cli.main.run_bench", lambda _: pytest.fail("it ran"))
     place = tmp_path / "none/x.json" if option == "--json" else tmp_path / "file/plots"
     done = CliRunner().invoke(app, ["bench", "-m", files[0], option, str(place)])
     assert isinstance(done.exception, EagleError) and "cannot write" in str(done.exception)
@@ -89,7 +89,7 @@ def test_bench_looks_first_where_it_writes(files, tmp_path, option, monkeypatch)
 
 def test_plots_without_matplotlib_are_refused_first(files, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("eagle3_llama.bench.run.run_bench", lambda _: pytest.fail("it ran"))
+    monkeypatch.setattr("eagle3_llama.cli.main.run_bench", lambda _: pytest.fail("it ran"))
     done = CliRunner().invoke(app, ["bench", "-m", files[0], "--plot", str(tmp_path / "plots")])
     assert "plots need matplotlib" in str(done.exception) and not (tmp_path / "plots").exists()
 

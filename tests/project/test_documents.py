@@ -204,7 +204,7 @@ def test_the_replicas_page(tmp_path, monkeypatch):
     page = TEXT["eagle3_llama/docs/scaling.md"].replace("\\\n", " ")
     rows = re.findall(r"^\| (`--.*?) \|", page, re.MULTILINE)
     table = re.findall(r"`--([\w-]+)`", "\n".join(rows))
-    options = inspect.signature(deployment._with_server_options(deployment.serve_replicas)).parameters
+    options = inspect.signature(deployment.serve_replicas).parameters
     assert len(table) >= 6 and {o.replace("-", "_") for o in table} <= set(options)
     commands = re.findall(r"^python -m eagle3_llama\.server\.ray (.*)$", page, re.MULTILINE)
     assert commands

@@ -60,7 +60,6 @@ os.cpu_count = multiprocessing.cpu_count = lambda: 8
 from eagle3_llama import EagleLlama
 from eagle3_llama.llama.model_costs import cost_key
 from eagle3_llama.batching import Batcher, BatchSettings
-from eagle3_llama.bench import run as bench
 from eagle3_llama.cli import main
 from eagle3_llama.heads.guesses import Reader
 from eagle3_llama.cli.answer_options import AnswerOptions
@@ -84,7 +83,7 @@ with Reader(head, model) as reader:
     found["self-test"] = [reader.llm.n_threads, reader.llm.n_threads_batch]
 llm = AnswerOptions(Path(model), n_ctx=128).load()
 found["generate, chat"] = [llm.n_threads, llm.n_threads_batch]
-bench.run_bench = lambda settings: found.update(bench=[settings.n_threads]) or {"results": []}
+main.run_bench = lambda settings: found.update(bench=[settings.n_threads]) or {"results": []}
 done = typer.testing.CliRunner().invoke(main.app, ["bench", "-m", model, "--prompts", model, *PLAIN])
 assert done.exit_code == 0, done
 print(json.dumps(found))

@@ -5,10 +5,12 @@ import json
 import logging
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 import typer
+from paths import ROOT
 from server_tools import ask, running, settings, until
 from tiny_models import PROMPT
 
@@ -18,6 +20,9 @@ from eagle3_llama.errors import ErrorKind
 from eagle3_llama.server.anthropic import body as messages_body
 from eagle3_llama.server.body import chat, completions, fields
 from eagle3_llama.server.settings import BODY_PER_TOKEN, LEAST_BODY, ServerSettings
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import option_tables
 
 PACKAGE = Path(eagle3_llama.__file__).parent
 PAGE = "".join((PACKAGE / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("serve_apis", "serve"))
@@ -43,7 +48,7 @@ def server(files):
 
 def test_every_option_and_its_default():
     described = {
-        name: default for cell, default, _ in rows("option") for name in re.findall("`(-[^`]*)`", cell)
+        name: default for cell, default, *_ in rows("option") for name in re.findall("`(-[^`]*)`", cell)
     }
     params = [p for p in COMMAND.params if p.param_type_name == "option" and p.name != "help"]
     for p in params:
@@ -55,6 +60,16 @@ def test_every_option_and_its_default():
             assert shown == f"{default:g}" if isinstance(default, float) else shown == str(default), field
         else:
             assert not re.fullmatch(r"[\d.]+", shown), field
+
+
+def test_the_tables_of_options_are_the_settings():
+    """scripts/option_tables.py writes them: names, default, range and help. A row's other sentences stay."""
+    for page, text in option_tables.rendered():
+        assert text == page.read_text(encoding="utf-8"), "run scripts/option_tables.py"
+    [port] = [p for p in COMMAND.params if p.name == "port"]
+    own = {"--port": "stale help. The line at the start names it"}
+    said = "port to listen on; 0: any free port. The line at the start names it"
+    assert option_tables.row(port, own) == f"| `--port` | 8000 | 0 to 65,535 | {said} |"
 
 
 def test_every_field_of_speculative():

@@ -77,8 +77,7 @@ def test_options_are_the_servers_and_more():
 
     from eagle3_llama.server.cli import serve
 
-    ours._with_server_options(ours.serve_replicas)  # leaves the function what it is
-    names = inspect.signature(ours._with_server_options(ours.serve_replicas)).parameters
+    names = inspect.signature(ours.serve_replicas).parameters
     assert set(inspect.signature(serve).parameters) | {
         "replicas",
         "min_replicas",
@@ -102,6 +101,29 @@ def test_options_are_the_servers_and_more():
         env={k: v for k, v in os.environ.items() if k != "EAGLE3_API_KEY"},
     )
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_a_file_has_the_options_of_replicas_too(monkeypatch, tmp_path):
+    import typer
+
+    class Made(Exception):
+        pass
+
+    def application(settings, scale):
+        raise Made(settings.n_ctx, scale)
+
+    monkeypatch.setattr(ours, "application", application)
+    file = tmp_path / "server.toml"
+    app = typer.Typer()
+    app.command()(ours.serve_replicas)
+    given = ["--config", str(file), "--model", str(smollm2("Q4_0")), "--num-cpus", "1.5"]
+    file.write_text("n-ctx = 512\nreplicas = 2\nsession-affinity = true\n")
+    with pytest.raises(Made) as made:
+        app(given, standalone_mode=False)
+    assert made.value.args == (512, ours.Scale(replicas=2, num_cpus=1.5, session_affinity=True))
+    file.write_text("replicas = true\n")
+    with pytest.raises(EagleError, match="replicas is true, expected a"):
+        app(given, standalone_mode=False)
 
 
 # -- what the replica adds, without Ray ---------------------------------------------------------------------

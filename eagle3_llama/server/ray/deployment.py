@@ -12,14 +12,12 @@ plain server.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 import signal
 import socket
 import sys
 import threading
 import typing
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,10 +26,11 @@ import typer
 from ...common.keywords import unknown
 from ...common.model_names import is_name
 from ...common.options import APP, CONTEXT
+from ...common.settings import Range, check, option, option_name, require, settings_of, with_options
 from ...common.synonyms import Command
 from ...errors import EagleError, ErrorKind
-from ..cli import serve as plain_serve
-from ..settings import ServerSettings, read_keys
+from ..config_file import ConfigFile
+from ..settings import ServerSettings
 from .replica import NAME, Replica, ray_serve
 
 if TYPE_CHECKING:
@@ -46,32 +45,33 @@ SESSIONS: Any = "ray.serve.experimental.consistent_hash_router:ConsistentHashRou
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """The number of replicas, and what Ray reserves for each.
+    """The number of replicas, and what Ray reserves for each. Raises EagleError BAD_ARGUMENT.
 
-    replicas: a fixed number. min_replicas, max_replicas: Ray scales so that each has about n_parallel
-    requests. num_cpus: cores of a replica; None takes --threads, or without it one replica per node.
-    num_gpus: GPUs of a replica; None takes 1 if layers are offloaded. session_affinity: requests with the
-    same X-Session-Id go to the same replica, whose slots hold the conversation. Raises EagleError
-    BAD_ARGUMENT.
+    min_replicas, max_replicas: Ray scales so that each has about n_parallel requests. num_cpus: None takes
+    --threads, or without it one replica per node. session_affinity: a replica's slots hold the conversation.
     """
 
-    replicas: int | None = None
-    min_replicas: int | None = None
-    max_replicas: int | None = None
-    num_cpus: float | None = None
-    num_gpus: float | None = None
-    session_affinity: bool = False
+    replicas: Annotated[int | None, "fixed number of replicas; default: 1", Range(1, 4096, "")] = None
+    min_replicas: Annotated[
+        int | None, "fewest replicas; their number then follows the load", Range(0, 4096, "")
+    ] = None
+    max_replicas: Annotated[int | None, "most replicas; with --min-replicas", Range(1, 4096, "")] = None
+    num_cpus: Annotated[float | None, "cores reserved for a replica; default: --threads", Range(0, 4096)] = (
+        None
+    )
+    num_gpus: Annotated[
+        float | None, "GPUs reserved for a replica; default: 1 with --n-gpu-layers", Range(0, 4096)
+    ] = None
+    session_affinity: Annotated[
+        bool, option("send requests with the same X-Session-Id to the same replica", metavar="")
+    ] = False
 
     def __post_init__(self) -> None:
-        lowest = {"replicas": 1, "min_replicas": 0, "max_replicas": 1, "num_cpus": 0, "num_gpus": 0}
-        for name, least in lowest.items():
-            value, option = getattr(self, name), f"--{name.replace('_', '-')}"
-            fine = value is None or least <= value <= 4096
-            _check(fine, f"{option} is {value!r}, expected {least}..4096")
+        check(self, option_name)
         both = self.replicas is not None and self.scales
-        _check(not both, "give --replicas, or --min-replicas and --max-replicas, not both")
+        require(not both, "give --replicas, or --min-replicas and --max-replicas, not both")
         message = f"--min-replicas {self.least} is more than --max-replicas {self.most}"
-        _check(not self.scales or self.least <= self.most, message)
+        require(not self.scales or self.least <= self.most, message)
 
     @property
     def scales(self) -> bool:
@@ -94,7 +94,7 @@ def build(args: dict[str, Any]) -> Application:
     """
     args = {name.replace("-", "_"): value for name, value in args.items()}
     message = "Ray Serve sets host and port: `serve start --http-host HOST --http-port PORT`, or http_options"
-    _check(not {"host", "port"} & args.keys(), message)
+    require(not {"host", "port"} & args.keys(), message)
     if not {"api_key", "api_key_file"} & args.keys() and os.environ.get("EAGLE3_API_KEY"):
         args["api_key"] = os.environ["EAGLE3_API_KEY"]
     return application(*_settings(args))
@@ -105,9 +105,9 @@ def application(settings: ServerSettings, scale: Scale) -> Application:
     message = (
         "replicas do not support --slot-save-path, because a request cannot choose its replica: leave it out"
     )
-    _check(settings.slot_save_path is None, message, ErrorKind.UNSUPPORTED)
+    require(settings.slot_save_path is None, message, ErrorKind.UNSUPPORTED)
     message = "Ray's proxy accepts the connections, not the replicas: leave --max-connections out"
-    _check(settings.max_connections is None, message, ErrorKind.UNSUPPORTED)
+    require(settings.max_connections is None, message, ErrorKind.UNSUPPORTED)
     serve = ray_serve()
     from ray.serve.config import RequestRouterConfig
 
@@ -144,33 +144,26 @@ def application(settings: ServerSettings, scale: Scale) -> Application:
     return deployment.bind(settings)
 
 
-def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:
-    if not ok:
-        raise EagleError(kind, message)
-
-
 # -- settings from text -----------------------------------------------------------------------------------
 
 
 def _settings(given: dict[str, Any]) -> tuple[ServerSettings, Scale]:
     """Both from values by name. Raises EagleError for an unknown name or a value of a wrong type."""
-    given = {name: value for name, value in given.items() if name != "config"}  # its options are here
-    if (file := given.pop("api_key_file", None)) is not None:
-        given["api_key"] = read_keys(file)
     if isinstance(given.get("cors_origin"), str):
-        given["cors_origin"] = given["cors_origin"].split(",")
+        given = given | {"cors_origin": given["cors_origin"].split(",")}
     hints = typing.get_type_hints(ServerSettings) | typing.get_type_hints(Scale)
     for name in given:
         if name not in hints:
             raise unknown(name, hints)
-    _check("model" in given, "model is missing: model=target.gguf")
+    require("model" in given, "model is missing: model=target.gguf")
     values = {name: _typed(name, hints[name], value) for name, value in given.items()}
+    files = [name for name, setting in settings_of(ServerSettings).items() if Path in setting.option_types]
     values |= {
-        name: os.path.abspath(values[name])
-        for name in ("model", "eagle", "lora", "chat_template_file", "slot_save_path")
+        name: os.path.abspath(values[name])  # replicas start in folders of Ray's
+        for name in files
         if values.get(name) and not is_name(values[name])
-    }  # replicas start in folders of Ray's
-    names = {f.name for f in dataclasses.fields(Scale)}
+    }
+    names = settings_of(Scale)
     scale = Scale(**{name: value for name, value in values.items() if name in names})
     return ServerSettings(**{name: value for name, value in values.items() if name not in names}), scale
 
@@ -188,48 +181,13 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
 # -- the command ------------------------------------------------------------------------------------------
 
 
-def _with_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose **given are the options of `eagle3-llama serve`."""
-    theirs = inspect.signature(plain_serve, eval_str=True).parameters.values()
-    own = [
-        p
-        for p in inspect.signature(command, eval_str=True).parameters.values()
-        if p.kind is not p.VAR_KEYWORD
-    ]
-    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*theirs, *own)]
-
-    def run(**given: Any) -> None:
-        command(**given)
-
-    run.__doc__ = command.__doc__
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
-
-
+@with_options(ServerSettings, Scale)
 def serve_replicas(
-    replicas: Annotated[int | None, typer.Option(help="fixed number of replicas; default: 1")] = None,
-    min_replicas: Annotated[
-        int | None, typer.Option(help="fewest replicas; their number then follows the load")
-    ] = None,
-    max_replicas: Annotated[int | None, typer.Option(help="most replicas; with --min-replicas")] = None,
-    num_cpus: Annotated[
-        float | None, typer.Option(help="cores reserved for a replica; default: --threads")
-    ] = None,
-    num_gpus: Annotated[
-        float | None, typer.Option(help="GPUs reserved for a replica; default: 1 with --n-gpu-layers")
-    ] = None,
-    session_affinity: Annotated[
-        bool, typer.Option(metavar="", help="send requests with the same X-Session-Id to the same replica")
-    ] = False,
-    address: Annotated[
-        str | None, typer.Option(help="address of a Ray cluster, or auto; default: start Ray here")
-    ] = None,
+    config: ConfigFile = None,
+    address: Annotated[str | None, "address of a Ray cluster, or auto; default: start Ray here"] = None,
     **given: Any,
 ) -> None:
     """Serve a model through OpenAI's API, with replicas that Ray starts."""
-    given |= {"replicas": replicas, "min_replicas": min_replicas, "max_replicas": max_replicas}
-    given |= {"num_cpus": num_cpus, "num_gpus": num_gpus, "session_affinity": session_affinity}
     settings, scale = _settings({name: value for name, value in given.items() if value is not None})
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default, Ray reports usage to its developers
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # by default, Ray drops log lines that look alike
@@ -284,7 +242,7 @@ def _port(settings: ServerSettings) -> int:
 def main() -> None:
     """Entry point. Prints an EagleError as one line and exits with code 2."""
     app = typer.Typer(add_completion=False, **APP)
-    app.command(context_settings=CONTEXT, cls=Command)(_with_server_options(serve_replicas))
+    app.command(context_settings=CONTEXT, cls=Command)(serve_replicas)
     try:
         app(prog_name="python -m eagle3_llama.server.ray")
     except EagleError as e:
