@@ -46,7 +46,7 @@ void round::decode() {
     const bool defers = planner_.ready() && drafts && knows_reach();
     lay_out_waiting(defers);
     const deferral deferred(slots_.ctx, defers);
-    // a sampler that needs whole rows waits less if one that is certain to be sampled is copied with the decode
+    // a sampler of whole rows waits less if a row that is certain to be sampled is copied with the decode
     const bool stay = slots_.n_largest > 0 || drafts;
     const logits_stay stays(slots_.ctx, stay, slots_.n_largest);
     const thread_scope scope(slots_.ctx, threads_);
