@@ -61,11 +61,11 @@ def test_names_that_are_no_json():
 OWN = {
     "sandbox/pool.py": "messages between its processes",
     "sandbox/chat_library.py": "the library's",
-    "api/response_store.py": "stored answers",
-    "api/response_inputs.py": "their items",
+    "responses/store.py": "stored answers",
+    "responses/store_pages.py": "their items",
     "settings.py": "an option",
-    "chat/tool_schemas.py": "marks and rules of its own",
-    "chat/prepare.py": "a cache's entry",
+    "grammar/tool_schemas.py": "marks and rules of its own",
+    "prompt/choices.py": "a cache's entry",
 }
 
 
