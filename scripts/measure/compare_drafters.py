@@ -50,7 +50,8 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=96, metavar="TOKENS", help="most tokens of an answer")
     parser.add_argument("-t", type=int, default=2, metavar="THREADS")
     given = parser.parse_args()
-    from eagle3_llama.bench.bars import tables
+    from others.bars import tables
+
     from eagle3_llama.errors import EagleError
 
     try:
@@ -64,7 +65,8 @@ def main() -> int:
 
 def measure(given: argparse.Namespace) -> bool:
     """One slice. Returns whether everything is done."""
-    from eagle3_llama.bench.comparison import Comparison, run_slice
+    from others.comparison import Comparison, run_slice
+
     from eagle3_llama.bench.modes import parse_modes
     from eagle3_llama.models import shipped_head, smollm2
     from eagle3_llama.runtime.params import EagleParams

@@ -33,8 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kit")]
 
 import hybrid_models  # noqa: E402 - in the folder that sys.path has now
+from others import upstream  # noqa: E402
 
-from eagle3_llama.bench import upstream  # noqa: E402
 from eagle3_llama.bench.mode import Loading  # noqa: E402
 from eagle3_llama.bench.turns import Run, take_turns  # noqa: E402
 from eagle3_llama.common.files import cache_dir  # noqa: E402

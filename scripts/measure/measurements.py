@@ -194,7 +194,7 @@ def bench_rows(results: Sequence[Row]) -> Iterator[Row]:
 
 def compared_rows(records: Sequence[Row]) -> Iterator[Row]:
     """The same from the answers of compare_drafters.py."""
-    from eagle3_llama.bench.bars import ratios
+    from others.bars import ratios
 
     for (fmt, kind), modes in ratios(records).items():
         row: Row = {"format": fmt, "kind": kind}
