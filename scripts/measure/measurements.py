@@ -161,7 +161,7 @@ def rows_of(report: Row, lines: Sequence[Row]) -> tuple[str, list[Row], str]:
         settings = report["settings"]
         told = f"{report['n_prompts']} prompts, {settings['n_predict']} tokens"
         return "speeds", list(bench_rows(report["results"])), told
-    if report.get("what") == "settings":  # compare_drafters.py
+    if report.get("what") == "settings":  # compare.py --file
         data = list(compared_rows(lines))
         return "speeds", data, f"{report['n_predict']} tokens, the {report['split'] or 'whole'} half"
     if "runs" in report:  # load.py bench
@@ -191,7 +191,7 @@ def bench_rows(results: Sequence[Row]) -> Iterator[Row]:
 
 
 def compared_rows(records: Sequence[Row]) -> Iterator[Row]:
-    """The same from the answers of compare_drafters.py."""
+    """The same from the answers of compare.py --file."""
     from others.bars import ratios
 
     for (fmt, kind), modes in ratios(records).items():

@@ -139,7 +139,7 @@ def test_other_commands_figures_are_read(checkout):
           (("eagle", 0.5), ("head", 0.8), ("upstream:ngram-mod", 1.25))),
     ]  # fmt: skip
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    [speeds] = added(checkout, text, "a.jsonl", command="compare_drafters.py")
+    [speeds] = added(checkout, text, "a.jsonl", command="compare.py Q8_0 --file a.jsonl")
     figures = {"head_and_text": 2.0, "head": 1.25, "upstream": 0.8, "upstream_drafter": "ngram-mod"}
     assert speeds.data == ({"format": "BF16", "kind": "prose", **figures},)
     runs = {"Q8_0": {"8": [{"on": 300.0, "off": 200.0, "other": 100.0}]}}
