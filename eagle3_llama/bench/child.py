@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from ..errors import EagleError, ErrorKind
 
@@ -74,13 +76,39 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
+def _root() -> Path:
+    return Path(__file__).resolve().parents[2]
+
+
 def _builder() -> Path:
-    return Path(__file__).resolve().parents[2] / "native" / "build.py"
+    return _root() / "native" / "build.py"
 
 
 def in_checkout() -> bool:
-    """Whether unpatched() can build: an installed package has no native/."""
+    """Whether of_checkout() and unpatched() find something: an installed package has no native/."""
     return _builder().is_file()
+
+
+def _need_checkout() -> None:
+    if not in_checkout():
+        raise EagleError(
+            ErrorKind.UNSUPPORTED,
+            "the installed package does not contain the unpatched llama.cpp, which the modes stock,"
+            " stock_prompt_lookup, upstream and draft_model run: use a checkout of the project",
+        )
+
+
+def of_checkout(name: str) -> ModuleType:
+    """The module scripts/measure/others/NAME.py, which an installed package has not. Raises EagleError."""
+    _need_checkout()
+    known = f"others.{name}"  # as the scripts beside that folder import it
+    if known not in sys.modules:
+        file = _root() / "scripts" / "measure" / "others" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(known, file)
+        assert spec is not None and spec.loader is not None  # it is the path of a .py file
+        module = sys.modules[known] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[known]
 
 
 def built(option: str) -> bool:
@@ -95,13 +123,8 @@ def unpatched(option: str) -> Path:
 
     The first call in a cache takes minutes and shows its progress. Raises EagleError.
     """
+    _need_checkout()
     build = _builder()
-    if not in_checkout():
-        raise EagleError(
-            ErrorKind.UNSUPPORTED,
-            "the installed package does not contain the unpatched llama.cpp, which the modes stock,"
-            " stock_prompt_lookup, upstream and draft_model run: use a checkout of the project",
-        )
     done = subprocess.run([sys.executable, build, option, "--print-dir"], stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise EagleError(ErrorKind.NATIVE, f"the unpatched llama.cpp could not be built: {build} {option}")

@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from ..errors import EagleError, ErrorKind
+from .child import of_checkout
 from .mode import Given, Loading, Mode, per_head
 from .turns import Run
+
+LENGTHS = (2, 3, 5, 10)  # values of num_pred_tokens that are tried; 10 is llama-cpp-python's default
 
 
 class PromptLookup(Mode):
@@ -28,8 +31,6 @@ class PromptLookup(Mode):
         return FlashLlama(loading.path, draft_model=lookup, logits_all=True, **loading.settings())
 
     def settle(self, llm: Any, prompts: list[list[int]], n_predict: int = 32) -> None:
-        from .stock import LENGTHS
-
         lookup = _lookup(llm)
         seconds = dict.fromkeys(LENGTHS, 0.0)
         for prompt in prompts:
@@ -67,17 +68,16 @@ class Upstream(Mode):
 
     @classmethod
     def parse(cls, argument: str, given: Given) -> Iterator[Mode]:
-        from .upstream import FROM_FILE, SPECS
-
+        upstream = of_checkout("upstream")
         specs = (argument or cls.spec).split("+")
-        if unknown := [s for s in specs if s not in SPECS]:
+        if unknown := [s for s in specs if s not in upstream.SPECS]:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
-                f"mode {cls.kind}:{argument}: there is no {unknown[0]!r}; choose from {', '.join(SPECS)},"
-                " with + between several",
+                f"mode {cls.kind}:{argument}: there is no {unknown[0]!r}; choose from"
+                f" {', '.join(upstream.SPECS)}, with + between several",
             )
         spec = ",".join(specs)
-        if set(specs) & set(FROM_FILE):
+        if set(specs) & set(upstream.FROM_FILE):
             for mode in per_head(cls, "", given):
                 name = mode.name if not argument else mode.name.replace(cls.kind, f"{cls.kind}:{argument}", 1)
                 yield dataclasses.replace(mode, name=name, spec=spec)
@@ -89,15 +89,11 @@ class Upstream(Mode):
         return f"{self.kind}:{self.spec}", self.head
 
     def prepare(self) -> None:
-        from .upstream import build
-
-        build()
+        of_checkout("upstream").build()
 
     def load(self, loading: Loading) -> Any:
-        from .upstream import Drafter
-
         sizes = loading.n_threads, loading.n_ctx, loading.flash_attn
-        return Drafter(loading.path, self.head, self.spec, *sizes)
+        return of_checkout("upstream").Drafter(loading.path, self.head, self.spec, *sizes)
 
     def settle(self, llm: Any, prompts: list[list[int]]) -> None:
         llm.settle(prompts)
@@ -110,9 +106,7 @@ class Upstream(Mode):
         return dataclasses.asdict(llm.setting)
 
     def use(self, llm: Any, found: dict[str, Any]) -> None:
-        from .upstream import Setting
-
-        llm.setting = Setting(**found)
+        llm.setting = of_checkout("upstream").Setting(**found)
 
     def run(self, llm: Any, plain: Any, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
         tokens, seconds, rounds = llm.run(prompt, n_predict)
@@ -142,15 +136,11 @@ class Stock(Mode):
     lookup: ClassVar[bool] = False
 
     def prepare(self) -> None:
-        from .stock import libraries
-
-        libraries()
+        of_checkout("stock").libraries()
 
     def load(self, loading: Loading) -> Any:
-        from .stock import StockProcess
-
         sizes = loading.n_threads, loading.n_ctx, loading.flash_attn
-        return StockProcess(loading.path, *sizes, lookup=self.lookup)
+        return of_checkout("stock").StockProcess(loading.path, *sizes, lookup=self.lookup)
 
     def run(self, llm: Any, plain: Any, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
         run: Run = llm.run(prompt, n_predict, sampling)

@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 from ..llama.chat import generate
-from .stock_child import Counting
 
 TURN = 16  # tokens that each mode generates before it is the other's turn
 
@@ -70,6 +69,19 @@ class Answering:
     def run(self) -> Run:
         watch, rounds = self._watch, self._watch.rounds(len(self._tokens))
         return Run(self._tokens, self._seconds, rounds, watch.shares(), sources=watch.sources())
+
+
+class Counting:
+    """A LlamaDraftModel that counts its calls and draft tokens. llama-cpp-python calls it once a round."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.rounds, self.drafted = inner, 0, 0
+
+    def __call__(self, ids: Any, **kwargs: Any) -> Any:
+        draft = self.inner(ids, **kwargs)
+        self.rounds += 1
+        self.drafted += len(draft)
+        return draft
 
 
 class _Watch:

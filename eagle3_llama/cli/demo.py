@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from ..bench.child import built
-from ..bench.stock import StockProcess
+from ..bench.child import built, of_checkout
 from ..bench.table import lay_out, terminal_width
 from ..common.files import check_writable, write_json
 from ..common.options import utf8
@@ -88,7 +87,7 @@ def _run(console: Console, fmt: str, prompt: str, n_predict: int) -> list[dict[s
         stock = None
         if built("--stock"):
             sizes = common["n_threads"], common["n_ctx"], common["flash_attn"]
-            stock = stack.enter_context(contextlib.closing(StockProcess(path, *sizes)))
+            stock = stack.enter_context(contextlib.closing(of_checkout("stock").StockProcess(path, *sizes)))
         with console.status(f"{fmt}: loading the model, and measuring the costs of decoding and drafting"):
             eagle = EagleLlama(path, eagle_path=str(shipped_head()), **common)
         with eagle:
@@ -129,7 +128,7 @@ def _compare(
 
 
 def _measure(
-    name: str, llms: tuple[Any, Any, StockProcess | None], prompt: list[int], n_predict: int, rounds: int
+    name: str, llms: tuple[Any, Any, Any], prompt: list[int], n_predict: int, rounds: int
 ) -> dict[str, float]:
     """Tokens per second of each, alternating. A ratio is the median of the rounds' ratios."""
     names = ["plain", "eagle", "stock"][: 2 + (llms[2] is not None)]
@@ -140,7 +139,8 @@ def _measure(
         for i in range(rounds):
             took.append({})
             for n in names if i % 2 == 0 else names[::-1]:
-                took[-1][n] = _tokens_per_s(llms[["plain", "eagle", "stock"].index(n)], prompt, n_predict)
+                rate = _rate_of_stock if n == "stock" else _tokens_per_s
+                took[-1][n] = rate(llms[["plain", "eagle", "stock"].index(n)], prompt, n_predict)
                 progress.advance(task, n_predict)
     rates = {f"{n}_tok_per_s": round(statistics.median(t[n] for t in took), 2) for n in names}
     ratio = lambda of: round(statistics.median(t["eagle"] / t[of] for t in took if t[of]), 4)
@@ -149,15 +149,17 @@ def _measure(
 
 def _tokens_per_s(llm: Any, prompt: list[int], n_predict: int) -> float:
     """Of an answer's tokens behind the first, so that the prompt does not count."""
-    if isinstance(llm, StockProcess):
-        run = llm.run(prompt, n_predict, {"temp": 0.0})
-        return (len(run.tokens) - 1) / run.seconds if len(run.tokens) > 1 else 0.0
     llm.reset()
     tokens = generate(llm, prompt, n_predict, temp=0.0)
     next(tokens, None)
     start = time.perf_counter()
     n = sum(1 for _ in tokens)
     return n / (time.perf_counter() - start) if n else 0.0
+
+
+def _rate_of_stock(process: Any, prompt: list[int], n_predict: int) -> float:
+    run = process.run(prompt, n_predict, {"temp": 0.0})
+    return (len(run.tokens) - 1) / run.seconds if len(run.tokens) > 1 else 0.0
 
 
 def table(results: list[dict[str, Any]], width: int) -> list[str]:

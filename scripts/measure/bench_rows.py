@@ -85,7 +85,8 @@ def main() -> int:
     for model in given.models:
         if not model.is_file():
             parser.error(f"{model} is missing: give the path of a GGUF file")
-    from eagle3_llama.bench.stock import libraries
+    from others.stock import libraries
+
     from eagle3_llama.runtime import machine
 
     if given.amx and "amx_int8" not in machine.sets():
@@ -228,8 +229,9 @@ def names(given: argparse.Namespace) -> list[str]:
 
 
 def start(given: argparse.Namespace, model: Path, name: str, stock: Path) -> Child:
+    from others.stock import environment
+
     from eagle3_llama.bench.child import Child
-    from eagle3_llama.bench.stock import environment
 
     env = environment(stock) if name == "stock" else dict(os.environ)
     if name != "stock":

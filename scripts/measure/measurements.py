@@ -161,15 +161,13 @@ def rows_of(report: Row, lines: Sequence[Row]) -> tuple[str, list[Row], str]:
         settings = report["settings"]
         told = f"{report['n_prompts']} prompts, {settings['n_predict']} tokens"
         return "speeds", list(bench_rows(report["results"])), told
-    if report.get("what") == "settings":  # compare_drafters.py
+    if report.get("what") == "settings":  # compare.py --file
         data = list(compared_rows(lines))
         return "speeds", data, f"{report['n_predict']} tokens, the {report['split'] or 'whole'} half"
-    if "runs" in report:  # bench_llama_server.py
+    if "runs" in report:  # load.py bench
         asked = [f"{report['prompts']} prompts", report.get("kind", "text"), "all busy"]
         told = ", ".join(part for part in asked if part != "text")
-        return "server", list(llama_server_rows(report["runs"])), told
-    if "ratios" in report:  # server_load.py bench
-        return "server", list(server_rows(report)), f"{report['prompts']} prompts, all busy"
+        return "server", list(server_rows(report["runs"])), told
     raise ValueError("this file is of no command that measures: see CONTRIBUTING, 'A measurement'")
 
 
@@ -193,8 +191,8 @@ def bench_rows(results: Sequence[Row]) -> Iterator[Row]:
 
 
 def compared_rows(records: Sequence[Row]) -> Iterator[Row]:
-    """The same from the answers of compare_drafters.py."""
-    from eagle3_llama.bench.bars import ratios
+    """The same from the answers of compare.py --file."""
+    from others.bars import ratios
 
     for (fmt, kind), modes in ratios(records).items():
         row: Row = {"format": fmt, "kind": kind}
@@ -206,14 +204,8 @@ def compared_rows(records: Sequence[Row]) -> Iterator[Row]:
         yield row
 
 
-def server_rows(report: Row) -> Iterator[Row]:
-    """Speeds with drafts in units of those without, by clients."""
-    for clients, ratio in report["ratios"].items():
-        yield {"format": report["format"], "clients": int(clients), "over_off": round(ratio, 2)}
-
-
-def llama_server_rows(runs: dict[str, dict[str, list[Row]]]) -> Iterator[Row]:
-    """Tokens a second of all clients, and the median ratios to llama-server, by format and clients.
+def server_rows(runs: dict[str, dict[str, list[Row]]]) -> Iterator[Row]:
+    """Tokens a second of all clients, and the median ratios to llama-server if it ran, by format and clients.
 
     first_over_llama_server: of the times to the first token.
     """
@@ -225,11 +217,14 @@ def llama_server_rows(runs: dict[str, dict[str, list[Row]]]) -> Iterator[Row]:
                 "clients": int(clients),
                 "on": middle(run["on"] for run in each),
                 "off": middle(run["off"] for run in each),
-                "llama_server": middle(run["other"] for run in each),
-                "over_llama_server": middle(run["on"] / run["other"] for run in each),
-                "off_over_llama_server": middle(run["off"] / run["other"] for run in each),
             }
-            if all("first_on" in run for run in each):
+            if all("other" in run for run in each):
+                row |= {
+                    "llama_server": middle(run["other"] for run in each),
+                    "over_llama_server": middle(run["on"] / run["other"] for run in each),
+                    "off_over_llama_server": middle(run["off"] / run["other"] for run in each),
+                }
+            if all("first_other" in run for run in each):
                 row["first_over_llama_server"] = middle(run["first_on"] / run["first_other"] for run in each)
             yield row
 

@@ -4,13 +4,14 @@ import json
 
 import pytest
 
-from eagle3_llama.bench import upstream
-from eagle3_llama.bench.bars import ALONE, OTHERS, WITH_HEAD, compared, ratios, tables
-from eagle3_llama.bench.comparison import Comparison, run_slice
+from eagle3_llama.bench.child import of_checkout
 from eagle3_llama.bench.modes import Plain, TextMode
 from eagle3_llama.bench.others import PromptLookup
 from eagle3_llama.errors import EagleError, ErrorKind
 
+bars, slices, upstream = map(of_checkout, ("bars", "comparison", "upstream"))
+ALONE, OTHERS, WITH_HEAD = bars.ALONE, bars.OTHERS, bars.WITH_HEAD
+compared, ratios, tables = bars.compared, bars.ratios, bars.tables
 MODES = (Plain("plain"), TextMode("text"), PromptLookup("prompt_lookup"))
 
 
@@ -24,7 +25,7 @@ def prompts(tmp_path):
 
 def comparison(endless, prompts, **changes):
     sizes = {"n_predict": 8, "n_threads": 1, "n_ctx": 256, "flash_attn": None}
-    return Comparison((endless[0],), MODES, (str(prompts),), **{**sizes, **changes})
+    return slices.Comparison((endless[0],), MODES, (str(prompts),), **{**sizes, **changes})
 
 
 def records(file):
@@ -34,11 +35,11 @@ def records(file):
 def test_a_comparison_goes_on_where_it_stopped(endless, prompts, tmp_path):
     """No time at all is one step; each answer is there once, whatever was cut off."""
     file, c = tmp_path / "out.jsonl", comparison(endless, prompts)
-    assert not run_slice(c, file, -1)  # nothing is loaded
+    assert not slices.run_slice(c, file, -1)  # nothing is loaded
     assert [r["what"] for r in records(file)] == ["settings"]
     file.write_text(file.read_text() + '{"what": "answer", "mod')
     said = []
-    assert run_slice(c, file, 600, said.append)
+    assert slices.run_slice(c, file, 600, said.append)
     done = records(file)
     answers = [r for r in done if r["what"] == "answer"]
     assert len(answers) == 4 * 3 == len({(r["id"], r["mode"]) for r in answers})
@@ -46,20 +47,20 @@ def test_a_comparison_goes_on_where_it_stopped(endless, prompts, tmp_path):
     found = [r for r in done if r["what"] == "found" and r["mode"] == "prompt_lookup"]
     assert [r["category"] for r in found] == ["a", "b"]
     assert all(r["found"]["num_pred_tokens"] in (2, 3, 5, 10) for r in found) and len(said) == 6
-    assert run_slice(c, file, 600) and records(file) == done
+    assert slices.run_slice(c, file, 600) and records(file) == done
     with pytest.raises(EagleError, match="other n_predict") as e:
-        run_slice(comparison(endless, prompts, n_predict=9), file, 600)
+        slices.run_slice(comparison(endless, prompts, n_predict=9), file, 600)
     assert e.value.kind is ErrorKind.BAD_ARGUMENT
 
 
 def test_what_is_missing_is_measured_again_with_plain(endless, prompts, tmp_path):
     file, c = tmp_path / "out.jsonl", comparison(endless, prompts, limit=1)
-    assert run_slice(c, file, 600)
+    assert slices.run_slice(c, file, 600)
     kept = [
         r for r in records(file) if (r.get("category"), r["what"], r.get("mode")) != ("b", "answer", "text")
     ]
     file.write_text("".join(json.dumps(r) + "\n" for r in kept))
-    assert run_slice(c, file, 600)
+    assert slices.run_slice(c, file, 600)
     assert [r["mode"] for r in records(file)[len(kept) :]] == ["plain", "text"]
 
 

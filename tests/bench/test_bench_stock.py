@@ -7,14 +7,16 @@ import sys
 import pytest
 
 from eagle3_llama import EagleParams
-from eagle3_llama.bench import child, stock
+from eagle3_llama.bench import child
 from eagle3_llama.bench.modes import KINDS, Plain, Stock, StockPromptLookup, parse_modes
+from eagle3_llama.bench.others import LENGTHS
 from eagle3_llama.bench.prompts import bench_target
 from eagle3_llama.bench.report import results
 from eagle3_llama.bench.run import BenchSettings, run_bench
 from eagle3_llama.bench.target import BenchTarget
 from eagle3_llama.errors import EagleError, ErrorKind
 
+stock = child.of_checkout("stock")
 PLAIN, STOCK, LOOKUP = Plain("plain"), Stock("stock"), StockPromptLookup("stock_prompt_lookup")
 GREEDY = {"temp": 0.0}
 REPEATS = [1, *[60, 70, 80, 90] * 4]  # every draft of prompt lookup has something to copy
@@ -55,7 +57,7 @@ def test_prompt_lookup_drafts_as_many_tokens_as_it_is_told(stocks):
     first = stocks[1].run(REPEATS, 20, GREEDY, 5)
     assert stocks[1].run(REPEATS, 20, GREEDY, 5, again=True).tokens == first.tokens
     stocks[1].settle([REPEATS], 8)
-    assert stocks[1].n_draft in stock.LENGTHS
+    assert stocks[1].n_draft in LENGTHS
     assert LOOKUP.used(stocks[1]) == {"num_pred_tokens": stocks[1].n_draft}
     assert StockPromptLookup("x", n_draft=7).used(stocks[1]) == {"num_pred_tokens": 7}
 
@@ -156,6 +158,11 @@ def test_an_installed_package_says_that_it_needs_a_checkout(tmp_path, monkeypatc
     with pytest.raises(EagleError, match="use a checkout") as e:
         child.unpatched.__wrapped__("--stock")
     assert e.value.kind is ErrorKind.UNSUPPORTED
+    for name in ("upstream:ngram-mod", "stock"):  # their files are not in the wheel either
+        with pytest.raises(EagleError, match="use a checkout") as e:
+            parse_modes([name], [], None, EagleParams(), [])[0].prepare()
+        assert e.value.kind is ErrorKind.UNSUPPORTED
+    assert not child.built("--stock")
 
 
 @pytest.mark.thorough

@@ -1,15 +1,11 @@
 """tests/kit/hybrid_models.py: a hybrid and experts with a chosen chance, and heads that know it."""
 
 import itertools
-import json
-import sys
 
 import hybrid_models
 import numpy as np
 import pytest
-from commands import run
 from hybrid_models import MODELS, NEVER
-from paths import ROOT
 from tiers import crossed
 
 from eagle3_llama import EagleLlama
@@ -96,19 +92,6 @@ def test_a_topic_makes_neighbours_choose_the_same_experts():
         chosen.append(np.mean([len(experts) for experts in some]))
     independent = model.experts * (1 - (1 - model.used / model.experts) ** 4)
     assert abs(chosen[0] - independent) < 1.5 and chosen[1] < 0.75 * independent
-
-
-@pytest.mark.thorough
-def test_the_comparison_of_a_hybrid(tmp_path):
-    """scripts/measure/compare_hybrids.py: all modes of ours decode plain's text, whatever n_rs_seq is."""
-    script, out = ROOT / "scripts" / "measure" / "compare_hybrids.py", tmp_path / "out.json"
-    size = ["--model", "tiny-hybrid", "--rounds", "1", "-n", "24", "-t", "1", "--n-rs-seq", "default,0,4"]
-    given = ["--loads", "1", "--chains", "3", "--upstream", "none", "--models", tmp_path, "--json", out]
-    done = run([sys.executable, script, *size, *given])
-    rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 1 + 3 * 5 and all(row["same"] for row in rows)
-    assert all(row["per_round"] > 1.2 for row in rows if row["mode"].startswith("chain 3"))
-    assert "| chain 3 n_rs_seq=4 |" in done.stdout and "fastest of ours: " in done.stdout
 
 
 def test_cycles_are_short_and_have_every_token_once():

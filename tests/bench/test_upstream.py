@@ -8,12 +8,12 @@ import pytest
 from commands import run
 from native_programs import program
 
+from eagle3_llama.bench.child import of_checkout
 from eagle3_llama.bench.modes import parse_modes
-from eagle3_llama.bench.upstream import Drafter
 from eagle3_llama.errors import EagleError, ErrorKind
 from eagle3_llama.runtime.params import EagleParams
 
-N = 40
+Drafter, N = of_checkout("upstream").Drafter, 40
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eagle3_llama.bench.stock import environment
-from eagle3_llama.bench.stock import libraries as stock_dir
+from eagle3_llama.bench.child import of_checkout
+
+environment, stock_dir = of_checkout("stock").environment, of_checkout("stock").libraries
 
 # Reads a path and settings, and writes what greedy decoding gives: the prompt's tokens, the text's, and the
 # logits that chose each of them. It imports llama_cpp alone.

@@ -13,10 +13,9 @@ import pytest
 from commands import run
 from native_programs import passes
 from paths import ROOT
+from stock import environment, stock_dir
 from tiers import each
 
-from eagle3_llama.bench.stock import environment
-from eagle3_llama.bench.stock import libraries as stock_dir
 from eagle3_llama.common.gguf_reader import read_gguf
 from eagle3_llama.models import smollm2
 from eagle3_llama.runtime import library

@@ -139,23 +139,23 @@ def test_other_commands_figures_are_read(checkout):
           (("eagle", 0.5), ("head", 0.8), ("upstream:ngram-mod", 1.25))),
     ]  # fmt: skip
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    [speeds] = added(checkout, text, "a.jsonl", command="compare_drafters.py")
+    [speeds] = added(checkout, text, "a.jsonl", command="compare.py Q8_0 --file a.jsonl")
     figures = {"head_and_text": 2.0, "head": 1.25, "upstream": 0.8, "upstream_drafter": "ngram-mod"}
     assert speeds.data == ({"format": "BF16", "kind": "prose", **figures},)
     runs = {"Q8_0": {"8": [{"on": 300.0, "off": 200.0, "other": 100.0}]}}
-    added(checkout, {"command": "bench_llama_server.py", "prompts": 16, "runs": runs}, machine="B")
+    added(checkout, {"command": "load.py", "prompts": 16, "runs": runs}, machine="B")
     runs["Q8_0"]["8"][0] |= {"first_on": 0.5, "first_other": 2.0}
-    command = "bench_llama_server.py --kind tools"
+    command = "load.py bench --kind tools"
     asked = {"command": command, "prompts": 8, "kind": "tools", "runs": runs}
     added(checkout, asked, machine="C")
-    load = {"command": "server_load.py", "prompts": 9, "format": "Q4_0", "ratios": {"4": 1.2}}
-    found = added(checkout, load)
+    alone = {"Q4_0": {"4": [{"on": 240.0, "off": 200.0, "first_on": 0.5}]}}
+    found = added(checkout, {"command": "load.py", "prompts": 9, "runs": alone})
     table = tables.server(found)
     assert "| B | 16 prompts, all busy | Q8_0 | 8 | 300 | 200 | 100 | 1.50" in table
     assert "| 1.50 | 3.00 | 2.00 |  |" in table
     assert "| C | 8 prompts, tools, all busy | Q8_0 | 8 | 300 | 200" in table
     assert "| 1.50 | 3.00 | 2.00 | 0.25 |" in table
-    assert "| 9 prompts, all busy | Q4_0 | 4 |  |  |  | 1.20 |" in tables.server(found)
+    assert "| 9 prompts, all busy | Q4_0 | 4 | 240 | 200 |  | 1.20 |" in tables.server(found)
 
 
 def test_rows_are_read(checkout):

@@ -1,9 +1,10 @@
-"""scripts/measure/hostile_soak.py: thirty of its cases, and what it calls wrong."""
+"""scripts/measure/hostile.py soak: thirty of its cases, and what it calls wrong."""
 
 import importlib
 import json
 
 import pytest
+import typer
 from paths import ROOT
 
 
@@ -11,17 +12,17 @@ from paths import ROOT
 def soak():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "scripts" / "measure")
-        yield importlib.import_module("hostile_soak")
+        yield importlib.import_module("hostile")
 
 
 @pytest.mark.thorough
 def test_thirty_cases(soak, tmp_path):
     """They come from a process of its own, and the usual request among them keeps its text."""
     report = tmp_path / "report.json"
-    with pytest.raises(SystemExit) as ended:
-        soak.main(cases=30, minutes=9.0, seed=0, template="Qwen-Qwen3-0.6B", fmt="Q8_0", json_file=report)
+    with pytest.raises(typer.Exit) as ended:
+        soak.soak(cases=30, minutes=9.0, seed=0, template="Qwen-Qwen3-0.6B", fmt="Q8_0", json_file=report)
     said = json.loads(report.read_text())
-    assert said["wrong"] == [] and ended.value.code == 0
+    assert said["wrong"] == [] and ended.value.exit_code == 0
     assert len(said["samples"]) == 3 and all(own > 1 << 20 for own, _, _ in said["samples"])
 
 

@@ -1,4 +1,4 @@
-"""`scripts/measure/server_load.py hostile` on a tiny model: it ends, and the limits hold."""
+"""`scripts/measure/hostile.py load` on a tiny model: it ends, and the limits hold."""
 
 import importlib
 
@@ -13,7 +13,7 @@ from eagle3_llama.batching.tokens import AHEAD
 def load():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "scripts" / "measure")
-        yield importlib.import_module("hostile_load")
+        yield importlib.import_module("serving.expensive")
 
 
 def test_the_hostile_load(files, load, monkeypatch):

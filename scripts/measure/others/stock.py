@@ -11,11 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import EagleError, ErrorKind
-from .child import Child, Crash, unpatched
-from .turns import Run, rounds_from
-
-LENGTHS = (2, 3, 5, 10)  # values of num_pred_tokens that settle() tries; 10 is llama-cpp-python's default
+from eagle3_llama.bench.child import Child, Crash, unpatched
+from eagle3_llama.bench.others import LENGTHS
+from eagle3_llama.bench.turns import Run, rounds_from
+from eagle3_llama.errors import EagleError, ErrorKind
 
 
 def libraries() -> Path:

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import EagleError, ErrorKind
-from ..llama.chat import chat_tokens
-from ..runtime import machine
-from .child import Crash
-from .mode import Mode
-from .prompts import Answer, Prompt, read_prompts
-from .run import spaced
-from .target import BenchTarget
-from .turns import Run
+from eagle3_llama.bench.child import Crash
+from eagle3_llama.bench.mode import Mode
+from eagle3_llama.bench.prompts import Answer, Prompt, read_prompts
+from eagle3_llama.bench.run import spaced
+from eagle3_llama.bench.target import BenchTarget
+from eagle3_llama.bench.turns import Run
+from eagle3_llama.errors import EagleError, ErrorKind
+from eagle3_llama.llama.chat import chat_tokens
+from eagle3_llama.runtime import machine
 
 Record = dict[str, Any]  # what: "settings", "found", "answer" or "failed"
 GREEDY = {"temp": 0.0}

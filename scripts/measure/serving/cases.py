@@ -1,4 +1,4 @@
-"""Requests made to hurt a server: what scripts/measure/hostile_soak.py sends.
+"""Requests made to hurt a server: what scripts/measure/hostile.py sends.
 
 A case is made from a number, so each can be sent again. The templates hurt by variables of the request, which
 PREFIX before a usual template obeys: loops, texts that double, macros that call themselves.

@@ -6,8 +6,8 @@ import collections
 import dataclasses
 from pathlib import Path
 
-from ..errors import EagleError, ErrorKind
-from .child import Child, unpatched
+from eagle3_llama.bench.child import Child, unpatched
+from eagle3_llama.errors import EagleError, ErrorKind
 
 N_MAX = 8  # the longest chain of a head or a small model to try
 N_GRAMS = (2, 3, 5, 8)  # tokens of a match of the ngram types to try

@@ -1,16 +1,18 @@
-"""Expensive requests to a server, many at once: what scripts/measure/server_load.py hostile sends."""
+"""Expensive requests to a server, many at once: what scripts/measure/hostile.py load sends."""
 
 from __future__ import annotations
 
 import functools
-import http.client
 import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from load_client import chunks
+import typer
+from rich.console import Console
+
+from .client import Format, Server, chunks, send
 
 TEXT = "megabytes of words, " * 50_000  # a megabyte to tokenise
 
@@ -36,7 +38,7 @@ class Hostile(NamedTuple):
 def hostile_load(
     port: int, memory: Callable[[], int], clients: int, tokens: int, texts: int, seconds: float, lag: float
 ) -> Hostile:
-    """The requests of hostile() to a port of this machine. It ends when the clients have their answers.
+    """The requests of load() to a port of this machine. It ends when the clients have their answers.
 
     seconds: the longest duration. memory(): the server's memory in bytes. lag: seconds for which one client
     does not read its stream.
@@ -65,7 +67,7 @@ def hostile_load(
 
     def look() -> None:
         start = time.perf_counter()
-        _send(port, "GET", "/health", None)
+        _send(port, "/health")
         seen["health"] = max(seen["health"], time.perf_counter() - start)
         seen["memory"] = max(seen["memory"], memory())
 
@@ -92,6 +94,36 @@ def hostile_load(
     return Hostile(answered, refused, rows, seen["health"], seen["memory"] - before)
 
 
+def load(
+    fmt: Format = "Q8_0",
+    clients: Annotated[int, typer.Option(help="clients that request logprobs once each")] = 8,
+    tokens: int = 2000,
+    texts: Annotated[int, typer.Option(help="most texts of a megabyte to tokenise")] = 200,
+    n_parallel: int = 4,
+    minutes: Annotated[float, typer.Option(help="stop after this time, even if requests are left")] = 9.0,
+) -> None:
+    """Send expensive requests.
+
+    Clients request long answers with the logprobs of the 20 most likely tokens. Half of them stream, and one
+    of these does not read for a minute. At the same time, others tokenise megabytes, chat, and ask for
+    /health. It fails if memory grows by 300 MB, if a request is refused or has no answer, or if /health takes
+    a second.
+    """
+    with Server(fmt, n_parallel, 4096) as server:
+        server.chat("Name three rivers.", 8)
+        tokenize(server.port)  # the first requests allocate memory that the server keeps
+        seen = hostile_load(server.port, server.memory, clients, tokens, texts, 60 * minutes, lag=60.0)
+    grown = seen.most_memory / 1e6
+    wrong = seen.wrong(clients, tokens) + ([f"memory grew by {grown:.0f} MB"] if grown >= 300 else [])
+    wrong += [f"/health took {seen.slowest_health:.2f} s"] if seen.slowest_health >= 1 else []
+    Console(highlight=False).print(
+        f"answered: {seen.answered}; tokens with logprobs {seen.rows}; memory {grown:+.1f} MB at most; "
+        f"/health {1000 * seen.slowest_health:.0f} ms at most"
+    )
+    Console(highlight=False).print("\n".join(wrong) or "nothing wrong")
+    raise typer.Exit(1 if wrong else 0)
+
+
 def _logprobs(port: int, i: int, tokens: int, left: Callable[[], float], lag: float) -> int:
     """The number of an answer's tokens that have logprobs. Every second client streams."""
     stream = i % 2 == 1
@@ -103,11 +135,11 @@ def _logprobs(port: int, i: int, tokens: int, left: Callable[[], float], lag: fl
         "stream": stream,
         "logit_bias": {"0": -100, "1": -100, "2": -100},
     }
-    data = _send(port, "POST", "/v1/chat/completions", body, left(), lag)
+    data = _send(port, "/v1/chat/completions", body, left(), lag)
     if not stream:
         found = json.loads(data)["choices"][0]["logprobs"]["content"]
     else:
-        parts = (c["choices"][0]["logprobs"] or {"content": []} for _, c in chunks(bytearray(data)))
+        parts = (c["choices"][0]["logprobs"] or {"content": []} for c in chunks(data))
         found = [t for part in parts for t in part["content"]]
     # there may be fewer than 20, because tokens that are parts of characters look alike
     if not all(0 < len(t["top_logprobs"]) <= 20 for t in found):
@@ -116,31 +148,19 @@ def _logprobs(port: int, i: int, tokens: int, left: Callable[[], float], lag: fl
 
 
 def tokenize(port: int) -> None:
-    _send(port, "POST", "/tokenize", {"content": TEXT})
+    _send(port, "/tokenize", {"content": TEXT})
 
 
 def _chat(port: int, seconds: float) -> None:
     """A short chat. It waits for a slot behind the long answers, so it has as long as they have."""
     body = {"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8}
-    _send(port, "POST", "/v1/chat/completions", body, seconds)
+    _send(port, "/v1/chat/completions", body, seconds)
 
 
-def _send(
-    port: int, method: str, path: str, body: dict[str, Any] | None, seconds: float = 300.0, lag: float = 0.0
-) -> bytes:
-    """The bytes of the answer, read after `lag` seconds.
-
-    Raises RuntimeError for a status other than 200, TimeoutError after `seconds`.
-    """
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
-    content = None if body is None else json.dumps(body)
-    try:
-        connection.request(method, path, content, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        time.sleep(lag)
-        data = response.read()
-        if response.status != 200:
-            raise RuntimeError(f"{response.status}: {data[:200]!r}")
-        return data
-    finally:
-        connection.close()
+def _send(port: int, path: str, body: Any = None, seconds: float = 300.0, lag: float = 0.0) -> bytearray:
+    """The bytes of the answer. Raises RuntimeError for a status other than 200, OSError after `seconds`."""
+    content = None if body is None else json.dumps(body).encode()
+    status, data = send(port, path, content, seconds=seconds, lag=lag)
+    if status != 200:
+        raise RuntimeError(f"{status}: {bytes(data[:200])!r}")
+    return data

@@ -1,66 +1,60 @@
-#!/usr/bin/env python3
-"""How near many clients come to the speed that the costs of rows allow.
-
-    scripts/measure/batcher_limit.py --fmt Q8_0 --clients 4,8 --rounds 5
+"""How near many clients come to the speed that the costs of rows allow: compare.py --clients.
 
 The limit is the speed with speculation, relative to without, if the target's rows of the very same rounds
 took what was measured at load, with so many tokens in the KV cache, and nothing else took time. The batcher
-runs in this process, without HTTP. Only rounds of all clients count. Run it alone on the machine.
+runs in this process, without HTTP. Only rounds of all clients count.
 """
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
 import statistics
 import time
-from typing import Annotated, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import typer
-from load_client import Files, Format, texts_of
-from rich.console import Console
-from rich.table import Table
+from serving.client import texts_of
+from tables import table
 
 from eagle3_llama import EagleParams
 from eagle3_llama.batching import Batcher, BatchSettings
-from eagle3_llama.models import shipped_head, smollm2
-from eagle3_llama.runtime.machine import cores
 
-app = typer.Typer(add_completion=False)
+from .prompts import files
+
+COLUMNS = ("target", "clients", "on / off", "limit", "of limit", "rows a round")
 
 
-@app.command(help=__doc__)
-def main(
-    fmt: Format = "Q8_0",
-    clients: Annotated[str, typer.Option(help="numbers of clients, comma-separated")] = "4,8",
-    rounds: int = 2,
-    n_predict: int = 96,
-    prompts: Annotated[int, typer.Option(help="number of prompts, in groups of one a client")] = 16,
-    files: Files = None,
-) -> None:
-    texts = texts_of(files, prompts)
-    counts = [int(c) for c in clients.split(",")]
-    table = Table("clients", "on / off", "limit", "of limit", "rows a round", title=f"SmolLM2 {fmt}")
+def run(given: argparse.Namespace, target: Any) -> None:
+    """The table of all numbers of clients, who ask --prompts prompts in groups, --rounds times."""
+    counts, lines = [int(c) for c in given.clients.split(",")], []
+    texts = texts_of(files(given.kinds) if given.kinds else None, max(given.prompts, *counts))
     settings = BatchSettings(
-        str(smollm2(fmt)), str(shipped_head()), n_parallel=max(counts), n_ctx=2048, n_threads=cores()
+        target.path, target.head, n_parallel=max(counts), n_ctx=given.n_ctx, n_threads=given.t
     )
     with Batcher(settings) as batcher:
         seen_by = _Rounds(batcher.engine)
-        costs = batcher.engine.planner.costs
         for c in counts:
             groups = [texts[i :: len(texts) // c][:c] for i in range(len(texts) // c)]
             seen: dict[bool, list[_RoundSeen]] = {True: [], False: []}
-            for i, group in enumerate(groups * rounds):
+            for i, group in enumerate(groups * given.rounds):
                 for on in (True, False) if i % 2 == 0 else (False, True):
                     seen_by.rounds.clear()
-                    _answers_at_once(batcher, group, n_predict, on)
+                    _answers_at_once(batcher, group, given.n, on)
                     seen[on] += [r for r in seen_by.rounds if r.n_slots == c]
+            costs = batcher.engine.planner.costs  # without a head, they are measured at the first draft
+            if (
+                not all(seen.values()) or costs is None
+            ):  # one client's rounds without a draft run several in one call
+                raise ValueError(f"no round had all of {c} clients: take 2 or more, and more tokens by -n")
             speed = {on: sum(r.tokens for r in rs) / sum(r.seconds for r in rs) for on, rs in seen.items()}
             decode = lambda r: costs.decode(r.rows, r.n_past)
             ideal = {on: sum(r.tokens for r in rs) / sum(map(decode, rs)) for on, rs in seen.items()}
             ratio, most = speed[True] / speed[False], ideal[True] / ideal[False]
             rows = statistics.mean(r.rows for r in seen[True])
-            table.add_row(str(c), f"{ratio:.3f}", f"{most:.3f}", f"{ratio / most:.2f}", f"{rows:.1f}")
-    Console(highlight=False).print(table)
+            figures = f"{ratio:.3f}", f"{most:.3f}", f"{ratio / most:.2f}", f"{rows:.1f}"
+            lines.append([Path(target.path).stem, str(c), *figures])
+    print(table(COLUMNS, lines), flush=True)
 
 
 class _RoundSeen(NamedTuple):
@@ -100,7 +94,3 @@ def _answers_at_once(batcher: Batcher, texts: list[str], n_predict: int, on: boo
 
     with concurrent.futures.ThreadPoolExecutor(len(texts)) as pool:
         list(pool.map(ask, texts))
-
-
-if __name__ == "__main__":
-    app()

@@ -1,44 +1,41 @@
 #!/usr/bin/env python3
-"""Thousands of hostile requests, one after the other: no crash, no hang, no 500, no growth.
+"""Clients that hurt the server: each command starts one on a free port.
 
-    scripts/measure/hostile_soak.py                          # 5,000 cases
-    scripts/measure/hostile_soak.py --minutes 30 --seed 100000
-    scripts/measure/hostile_soak.py --seed 4711 --cases 1    # one of them again
+    scripts/measure/hostile.py soak                          # 5,000 cases, one after the other
+    scripts/measure/hostile.py soak --minutes 30 --seed 100000
+    scripts/measure/hostile.py soak --seed 4711 --cases 1    # one of them again
+    scripts/measure/hostile.py load                          # expensive requests, many at once
+    scripts/measure/hostile.py neighbour [--rounds 9] [--n-predict 1500] [--fmt Q8_0] [--no-keys]
+    scripts/measure/hostile.py neighbour --kind tools --kind items --rounds 3 --n-predict 200
 
-hostile_cases.py makes the cases: templates, what the model writes, tools, schemas, conversations, grammars,
-fields, bytes. Among them a usual request asks for the same text, and must get it. A wrong answer is printed
-with its number. The memory of the server and of its children is read after each usual request. It is flat if
-the median of the last third is at most MOST_GROWTH above that of the middle third: the first third fills the
-caches. The script ends with status 1 if anything is wrong.
+They print what they found. `soak` and `load` end with status 1 if something is wrong.
 """
 
 from __future__ import annotations
 
 import collections
-import http.client
 import json
 import statistics
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from hostile_cases import PREFIX, Case, case
-from load_client import Format, Server, bearer
 from rich.console import Console
 from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "kit"))
-import templates
+from serving.cases import Case, case
+from serving.client import Format, Server, resident
+from serving.expensive import load
+from serving.hurting import OPTIONS, post, template_file
+from serving.neighbour import neighbour
 
 FINE = {200, 400, 404, 408, 413, 415, 503, 504}
-HANG = 60.0  # seconds without an answer; the server's --timeout ends a request before
 MOST_GROWTH = 0.05
 EVERY = 25  # cases between two usual requests
 USUAL = {"messages": [{"role": "user", "content": "Name three rivers."}], "max_tokens": 12, "temperature": 0}
-OPTIONS = "--timeout 40 --prompt-cache 64M --response-store 4M --max-tokens-cap 64".split()
+app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
+app.command()(load)
+app.command()(neighbour)
 
 
 class Sample(NamedTuple):
@@ -101,30 +98,14 @@ def sum_of(counts: collections.Counter[str]) -> int:
     return sum(counts.values())
 
 
-def post(port: int, made: Case, key: str = "") -> tuple[int, bytes]:
-    """(status, the answer's bytes). Raises OSError if there is none within HANG seconds."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)
-    try:
-        headers = {"Content-Type": "application/json", **bearer(key)}
-        connection.request("POST", made.path, made.body, headers)
-        response = connection.getresponse()
-        data = response.read() if made.leaves is None else response.read(made.leaves)
-        return response.status, data
-    except http.client.HTTPException as e:
-        raise OSError(repr(e)) from e
-    finally:
-        connection.close()
-
-
 def memory(pid: int) -> Sample:
     """Resident bytes without mapped files, of a process and of its children."""
     found = []
     for process in [pid, *children(pid)]:
         try:
-            status = Path(f"/proc/{process}/status").read_text()
+            found.append(resident(process))
         except OSError:  # a child that was replaced
             continue
-        found += [int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon:")]
     return Sample(found[0], sum(found[1:]), len(found) - 1)
 
 
@@ -152,7 +133,8 @@ def run(server: Server, seeds: Any, end: float) -> Soak:
     return soak
 
 
-def main(
+@app.command()
+def soak(
     cases: int = 5000,
     minutes: Annotated[float, typer.Option(help="the longest duration")] = 1e6,
     seed: Annotated[int, typer.Option(help="number of the first case")] = 0,
@@ -160,32 +142,35 @@ def main(
     fmt: Format = "Q8_0",
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Send hostile requests, and look for what must not happen."""
+    """Send hostile requests, and look for what must not happen: a crash, a hang, a 500, memory that grows.
+
+    serving/cases.py makes the cases: templates, what the model writes, tools, schemas, conversations,
+    grammars, fields, bytes. Among them a usual request asks for the same text, and must get it. A wrong
+    answer is printed with its number. The memory of the server and of its children is read after each usual
+    request. It is flat if the median of the last third is at most MOST_GROWTH above that of the middle third:
+    the first third fills the caches. It ends with status 1 if anything is wrong.
+    """
     start, console = time.monotonic(), Console(highlight=False)
-    with tempfile.NamedTemporaryFile("w", suffix=".jinja") as file:
-        file.write(PREFIX + templates.text(template))
-        file.flush()
-        options = [*OPTIONS, "--chat-template-file", file.name]
-        with Server(fmt, 2, 1024, options=options) as server:
-            soak = run(server, range(seed, seed + cases), start + 60 * minutes)
+    with template_file(template) as file, Server(fmt, 2, 1024, options=[*OPTIONS, *file]) as server:
+        found = run(server, range(seed, seed + cases), start + 60 * minutes)
     table = Table("kind", "cases", "statuses")
-    for kind, counts in sorted(soak.statuses.items()):
+    for kind, counts in sorted(found.statuses.items()):
         table.add_row(kind, str(sum_of(counts)), ", ".join(f"{k}: {n}" for k, n in sorted(counts.items())))
     console.print(table)
-    growth, last = soak.growth(), soak.samples[-1]
+    growth, last = found.growth(), found.samples[-1]
     if growth is not None and growth > MOST_GROWTH:
-        soak.wrong.append(f"the server's memory grew by {growth:.1%} in the last third")
-    console.print(f"{soak.done} cases from {seed} on in {(time.monotonic() - start) / 60:.1f} minutes")
-    console.print(f"slowest: {soak.slowest[0]:.1f} s, case {soak.slowest[1]}")
+        found.wrong.append(f"the server's memory grew by {growth:.1%} in the last third")
+    console.print(f"{found.done} cases from {seed} on in {(time.monotonic() - start) / 60:.1f} minutes")
+    console.print(f"slowest: {found.slowest[0]:.1f} s, case {found.slowest[1]}")
     shown = "too few samples" if growth is None else f"{growth:+.1%} in the last third"
     of_children = f"{last.n_children} children {last.children >> 20} MiB"
     console.print(f"memory: server {last.own >> 20} MiB, {of_children}; {shown}")
-    for line in soak.wrong:
+    for line in found.wrong:
         console.print(line, markup=False)
     if json_file is not None:
-        json_file.write_text(json.dumps({"samples": soak.samples, "wrong": soak.wrong}) + "\n")
-    sys.exit(bool(soak.wrong))
+        json_file.write_text(json.dumps({"samples": found.samples, "wrong": found.wrong}) + "\n")
+    raise typer.Exit(1 if found.wrong else 0)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 
 class Counting:
-    """A LlamaDraftModel that counts its calls and draft tokens. llama-cpp-python calls it once a round."""
+    """The same as in eagle3_llama/bench/turns.py."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.rounds, self.drafted = inner, 0, 0

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Counts what three ways of taking drafts back take on a hybrid, from what their parts take on this machine.
 
-    scripts/measure/count_ways.py MODEL [--p 0.7] [--most 4] [-t 2]
+    compare.py HYBRID.gguf --modes checkpoint,snapshots,again [--p 0.7] [--most 4] [-t 2]
 
 A chain of n tokens, each accepted with chance p if those before it were, brings (1 - p^(n+1)) / (1 - p)
 tokens. Its round takes a decode of n + 1 rows and, beside the head's passes, which are the same for all:
@@ -13,7 +12,7 @@ tokens. Its round takes a decode of n + 1 rows and, beside the head's passes, wh
   before the batch nor what is kept costs a copy, nor the further graph anything: it is the most that this
   way could gain.
 
-Decodes are timed in turns, and the least of each counts. --beside: milliseconds of the round's other parts,
+Decodes are timed in turns, and the least of each counts. --passes: milliseconds of the round's other parts,
 such as the head's passes.
 """
 
@@ -22,52 +21,44 @@ from __future__ import annotations
 import argparse
 import ctypes
 import math
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
+from tables import table
 
-from eagle3_llama.llama import snapshot_costs  # noqa: E402 - in the folder that sys.path has now
-from eagle3_llama.llama.flash import FlashLlama  # noqa: E402
-from eagle3_llama.runtime import library  # noqa: E402
-from eagle3_llama.runtime.binding import llama_cpp  # noqa: E402
+from eagle3_llama.llama import snapshot_costs
+from eagle3_llama.llama.flash import FlashLlama
+from eagle3_llama.runtime import library
+from eagle3_llama.runtime.binding import llama_cpp
 
+WAYS = {"checkpoint", "snapshots", "again"}
 TURNS = 12
 RECURRENT = (b"GATED_DELTA_NET", b"SSM_SCAN", b"RWKV_WKV6", b"RWKV_WKV7")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", help="GGUF of a hybrid with snapshots, such as compare_hybrids.py makes")
-    parser.add_argument("--p", type=float, default=0.7, help="chance that a draft token is accepted")
-    parser.add_argument("--most", type=int, default=4, help="longest chain, and n_rs_seq")
-    parser.add_argument("-t", type=int, default=2, metavar="THREADS")
-    parser.add_argument("--beside", type=float, default=0.0, metavar="MS", help="what else a round takes")
-    given = parser.parse_args()
+def run(given: argparse.Namespace, path: str) -> None:
+    """The parts, and the table of the chains."""
+    p = 0.7 if given.p is None else given.p
     threads = {"n_threads": given.t, "n_threads_batch": given.t}
-    llm = FlashLlama(given.model, n_ctx=512, flash_attn=None, verbose=False, **threads)
+    llm = FlashLlama(path, n_ctx=512, flash_attn=None, verbose=False, **threads)
     plain, snapshots, checkpoint, recurrence, state = parts(llm, given.most)
     ms = lambda values: ", ".join(f"{1e3 * s:.2f}" for s in values)
     print(f"state: {state / 1e6:.2f} MB; a checkpoint and its restore: {1e3 * checkpoint:.2f} ms")
     print(f"decode of 1 to {given.most + 1} rows, ms: {ms(plain[1:])}; with snapshots: {ms(snapshots[1:])}")
     print(f"of that what updates the state: {ms(recurrence[1:])}\n")
-    print("| chain | tokens | checkpoint, ms | snapshots, ms | again, ms | again over the better of both |")
-    print("|---|---|---|---|---|---|")
+    titles = "chain|tokens|checkpoint, ms|snapshots, ms|again, ms|again over the better of both".split("|")
+    lines = []
     for n in range(1, given.most + 1):
-        tokens, kept, rejected = chain(n, given.p)
+        tokens, kept, rejected = chain(n, p)
         row = (plain[n + 1] - plain[1]) / n
         by_copy = plain[n + 1] + checkpoint / 2 + rejected * checkpoint / 2 + kept * row
         first, further = recurrence[1], (recurrence[-1] - recurrence[1]) / given.most
         again = plain[n + 1] + rejected * first + max(kept - rejected, 0.0) * further
-        by_copy, by_snapshots, again = (s + given.beside / 1e3 for s in (by_copy, snapshots[n + 1], again))
+        by_copy, by_snapshots, again = (s + given.passes / 1e3 for s in (by_copy, snapshots[n + 1], again))
         best = min(by_copy, by_snapshots)
-        line = " | ".join(f"{1e3 * s:.2f}" for s in (by_copy, by_snapshots, again))
-        print(f"| {n} | {tokens:.2f} | {line} | {best / again:.3f} |")
+        took = [f"{1e3 * s:.2f}" for s in (by_copy, by_snapshots, again)]
+        lines.append([str(n), f"{tokens:.2f}", *took, f"{best / again:.3f}"])
+    print(table(titles, lines))
 
 
 def chain(n: int, p: float) -> tuple[float, float, float]:
@@ -139,7 +130,3 @@ def recurrent_seconds(model: Any, params: Any, most: int) -> list[float]:
                 decode(ctx, n, turn)
                 least[n] = min(least[n], seconds) if turn else least[n]
     return least
-
-
-if __name__ == "__main__":
-    main()

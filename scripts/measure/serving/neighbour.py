@@ -1,26 +1,4 @@
-#!/usr/bin/env python3
-"""What a hostile client costs the one beside it: the time to the first token of a usual answer and the time
-per token, alone and beside it.
-
-    scripts/measure/hostile_neighbour.py [--rounds 9] [--n-predict 1500] [--fmt Q8_0] [--no-keys]
-    scripts/measure/hostile_neighbour.py --kind tools --kind items --rounds 3 --n-predict 200
-
-The usual client's answer is free text, streamed, and never ends before --n-predict tokens. The other client
-sends its requests, one after the other on each of its connections, from a second before that answer until its
-end. Answers alone and beside it take turns. The figures are the medians of the ratios to the answers alone
-just before and after. The kinds of other clients:
-
-    usual    sends the same request, shorter: what a neighbour costs who asks nothing odd
-    hostile  hostile_cases.py's requests
-    escapes  bodies of 68 kB: a text of escaped quotes that never ends, and 50,000 colons
-    bodies   bodies of 1.8 MB, on two connections
-    tools    60 tools of 70 properties, on twelve connections
-    counts   the same at the route that counts tokens, on two connections
-    items    asks for the items of a stored answer, 1.5 MB each, and reads nothing, on thirty connections
-
-Each client has its own API key, by which the server knows it. With --no-keys all are one client to it, for
-which nothing waits.
-"""
+"""What a hostile client costs the one beside it: scripts/measure/hostile.py neighbour."""
 
 from __future__ import annotations
 
@@ -38,11 +16,12 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
-from hostile_cases import PREFIX, Case, case
-from hostile_soak import OPTIONS, post, templates
-from load_client import Format, Server, bearer
 from rich.console import Console
 from rich.table import Table
+
+from .cases import Case, case
+from .client import Format, Server, bearer
+from .hurting import OPTIONS, post, template_file
 
 ENDLESS = {"ignore_eos": True}
 TEXT = "Tell a long story."
@@ -56,7 +35,7 @@ Times = tuple[float, float]  # seconds to the first token, and seconds for each 
 def times_of(server: Server, n_predict: int) -> Times:
     """Of a usual answer."""
     start = time.perf_counter()
-    first, last = server.first_and_last(TEXT, n_predict, {"report": False}, ENDLESS)
+    _, last, first = server.streamed(TEXT, n_predict, **ENDLESS)
     n = last["usage"]["completion_tokens"]
     return first, (time.perf_counter() - start - first) / max(n - 1, 1)
 
@@ -140,7 +119,7 @@ def with_key(server: Server, key: str) -> Server:
     return other
 
 
-def main(
+def neighbour(
     rounds: int = 9,
     n_predict: Annotated[int, typer.Option(help="tokens of an answer")] = 1500,
     seed: Annotated[int, typer.Option(help="number of the first case")] = 0,
@@ -148,16 +127,32 @@ def main(
     keys: Annotated[bool, typer.Option(help="each client has a key of its own")] = True,
     kind: Annotated[list[str] | None, typer.Option(help="these kinds alone")] = None,
 ) -> None:
-    """Measure what a hostile client costs the one beside it."""
+    """Measure what a hostile client costs the one beside it: the time to the first token, and per token.
+
+    The usual client's answer is free text, streamed, and never ends before --n-predict tokens. The other
+    client sends its requests, one after the other on each of its connections, from a second before that
+    answer until its end. Answers alone and beside it take turns. The figures are the medians of the ratios to
+    the answers alone just before and after. The kinds of other clients:
+
+    \b
+    usual    sends the same request, shorter: what a neighbour costs who asks nothing odd
+    hostile  the cases of `soak`
+    escapes  bodies of 68 kB: a text of escaped quotes that never ends, and 50,000 colons
+    bodies   bodies of 1.8 MB, on two connections
+    tools    60 tools of 70 properties, on twelve connections
+    counts   the same at the route that counts tokens, on two connections
+    items    asks for the items of a stored answer, 1.5 MB each, and reads nothing, on thirty connections
+
+    Each client has its own API key, by which the server knows it. With --no-keys all are one client to it,
+    for which nothing waits.
+    """
     found: dict[str, list[Times]] = {}
     options = [*OPTIONS, "--response-store", "64M", "--max-tokens-cap", str(n_predict)]
     own, other = ("own-key", "other-key") if keys else ("", "")
-    with tempfile.NamedTemporaryFile("w", suffix=".jinja") as file, tempfile.NamedTemporaryFile("w") as known:
-        file.write(PREFIX + templates.text("Qwen-Qwen3-0.6B"))
-        file.flush()
+    with template_file("Qwen-Qwen3-0.6B") as file, tempfile.NamedTemporaryFile("w") as known:
         known.write(f"own: {own}\nother: {other}\n")
         known.flush()
-        options += ["--chat-template-file", file.name]
+        options += file
         options += ["--api-key-file", known.name] if keys else []
         with Server(fmt, 2, n_predict + 512, options=options) as server:
             work = lambda: times_of(with_key(server, own), n_predict)
@@ -184,7 +179,3 @@ def main(
         said = [f"{statistics.median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in zip(*ratios)]
         table.add_row(name, *said)
     Console(highlight=False).print(table)
-
-
-if __name__ == "__main__":
-    typer.run(main)
