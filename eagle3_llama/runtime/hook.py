@@ -2,7 +2,8 @@
 
 A module of llama_cpp that opens a library reads the library's folder from an environment variable when it is
 imported. The hook sets the variable only during that import. Afterwards the process and its child processes
-have the user's own value again. The hook also watches the class Llama (llama_class.py).
+have the user's own value again. Then it guards the functions of that library (guards.py). The hook also
+watches the class Llama (llama_class.py).
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from . import guards
+
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")  # every name begins with "lib"
 _OPENERS = {
     "llama_cpp.llama_cpp": ("LLAMA_CPP_LIB_PATH", "libllama"),
     "llama_cpp.mtmd_cpp": ("MTMD_CPP_LIB", "libmtmd"),
 }
 _CLASS = "llama_cpp.llama"  # the module with Llama
+_OURS = f"libeagle3{SUFFIX}"
 _Step = Callable[[Path], None]
 _NO_GPU = ("base", "cpu", "blas", "rpc", "zdnn")  # libggml-* backends that are not for GPUs
 
@@ -94,6 +98,7 @@ def _wrap(
                 os.environ.pop(variable, None)
             else:
                 os.environ[variable] = before
+        guards.put(lib_dir / _OURS, vars(module)["_lib" if library == "libllama" else "_libmtmd"])
         if variable == "LLAMA_CPP_LIB_PATH":
             _tell(before, lib_dir, own)
 
