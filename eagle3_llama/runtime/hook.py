@@ -16,8 +16,6 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from . import guards
-
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")  # every name begins with "lib"
 _OPENERS = {
     "llama_cpp.llama_cpp": ("LLAMA_CPP_LIB_PATH", "libllama"),
@@ -81,6 +79,8 @@ def _wrap(
     run = loader.exec_module
 
     def exec_module(module: Any) -> None:
+        from . import guards
+
         complete(lib_dir)
         # llama-cpp-python's own library would load a second libllama
         if not (lib_dir / f"{library}{SUFFIX}").is_file():

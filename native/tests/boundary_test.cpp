@@ -11,7 +11,7 @@
 
 #include <climits>
 #include <cmath>
-#include <functional>
+#include <memory>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -148,6 +148,16 @@ struct world {
         return {row.data(), row.size(), -1, false};
     }
 
+    int process(decltype(llama_process) * by) {
+        llama_batch_ext * batch = llama_batch_ext_init(ctx);
+        const llama_pos pos     = llama_memory_seq_pos_max(llama_get_memory(ctx), 0) + 1;
+        CHECK(llama_batch_ext_add_token(batch, 0, 5) == 0 && llama_batch_ext_set_pos(batch, 0, &pos));
+        CHECK(llama_batch_ext_set_output_logits(batch, 0, true));
+        const std::unique_ptr<llama_batch_ext, decltype(&llama_batch_ext_free)> owner(
+            batch, llama_batch_ext_free);
+        return by(ctx, LLAMA_PROCESS_TYPE_DECODE, batch);
+    }
+
     bool accept(llama_sampler * sampler, llama_token token, int n, decltype(llama_sampler_accept) * by) {
         for (int i = 0; i < n; ++i) {
             by(sampler, token);
@@ -197,14 +207,8 @@ void vocabulary(world & w) {
 void decoding(world & w) {
     CHECK(w.decode() == 0);
     FAILS(llama_decode, (throws = true, w.decode(llama_decode) == -3));
-    llama_token token       = 5;
-    llama_batch_ext * batch = llama_batch_ext_init(w.ctx);
-    const llama_pos pos     = llama_memory_seq_pos_max(llama_get_memory(w.ctx), 0) + 1;
-    CHECK(llama_batch_ext_add_token(batch, 0, token) == 0 && llama_batch_ext_set_pos(batch, 0, &pos));
-    CHECK(llama_batch_ext_set_output_logits(batch, 0, true));
-    FAILS(llama_process, (throws = true, llama_process(w.ctx, LLAMA_PROCESS_TYPE_DECODE, batch) == -3));
+    FAILS(llama_process, (throws = true, w.process(llama_process) == -3));
     throws = false;
-    llama_batch_ext_free(batch);
 }
 
 void grammars(world & w) {
