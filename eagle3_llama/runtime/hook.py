@@ -2,7 +2,8 @@
 
 A module of llama_cpp that opens a library reads the library's folder from an environment variable when it is
 imported. The hook sets the variable only during that import. Afterwards the process and its child processes
-have the user's own value again. The hook also watches the class Llama (llama_class.py).
+have the user's own value again. Then it guards the functions of that library (guards.py). The hook also
+watches the class Llama (llama_class.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _OPENERS = {
     "llama_cpp.mtmd_cpp": ("MTMD_CPP_LIB", "libmtmd"),
 }
 _CLASS = "llama_cpp.llama"  # the module with Llama
+_OURS = f"libeagle3{SUFFIX}"
 _Step = Callable[[Path], None]
 _NO_GPU = ("base", "cpu", "blas", "rpc", "zdnn")  # libggml-* backends that are not for GPUs
 
@@ -77,6 +79,8 @@ def _wrap(
     run = loader.exec_module
 
     def exec_module(module: Any) -> None:
+        from . import guards
+
         complete(lib_dir)
         # llama-cpp-python's own library would load a second libllama
         if not (lib_dir / f"{library}{SUFFIX}").is_file():
@@ -94,6 +98,7 @@ def _wrap(
                 os.environ.pop(variable, None)
             else:
                 os.environ[variable] = before
+        guards.put(lib_dir / _OURS, vars(module)["_lib" if library == "libllama" else "_libmtmd"])
         if variable == "LLAMA_CPP_LIB_PATH":
             _tell(before, lib_dir, own)
 

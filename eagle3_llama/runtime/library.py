@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EagleError, ErrorKind
-from . import hook, machine, strangers, variants
+from . import guards, hook, machine, strangers, variants
 
 _NAME = f"libeagle3{hook.SUFFIX}"
 _KINDS = {
@@ -101,8 +101,16 @@ def load() -> tuple[Any, Any]:
             )
     _refuse_another_processor(lib_dir)
     _import_llama_cpp(lib_dir)
-    _prepare(lib_dir)  # it is there already, unless llama_cpp was imported before the hook was installed
+    # Both are done already, unless llama_cpp was imported before the hook was installed.
+    _prepare(lib_dir)
+    _guard(lib_dir)
     return open_library(lib_dir / _NAME, lib_dir / "eagle3.h", "EAGLE3", "eagle3_abi_version")
+
+
+def _guard(lib_dir: Path) -> None:
+    for module, opened in (("llama_cpp.llama_cpp", "_lib"), ("llama_cpp.mtmd_cpp", "_libmtmd")):
+        if module in sys.modules:
+            guards.put(lib_dir / _NAME, vars(sys.modules[module])[opened])
 
 
 def record(lib_dir: Path) -> dict[str, Any]:

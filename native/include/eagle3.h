@@ -127,6 +127,13 @@ const char * eagle3_last_error(void);
 // as long.
 void eagle3_release_threads(void);
 
+// Returns what to call in place of a C function of libllama or libmtmd from a language that cannot catch. The
+// function is at that address, and may throw. The guarded one logs the exception and returns what its error
+// is: a code below 0, 0, null or false; a sampler that fails allows no token. A function that cannot throw
+// comes back as it is, and one that is guarded already. Call it once for each function, before another thread
+// calls that.
+void * eagle3_guarded(const char * name, void * function);
+
 // -- capture ----------------------------------------------------------------------------------------------
 // From now on each llama_decode on ctx keeps the inputs of these target layers:
 // features. Ids 0..n_layer, ascending, n_layer for what follows the last layer; with it, every token of a

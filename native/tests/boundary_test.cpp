@@ -1,16 +1,18 @@
-// C functions of llama.cpp that fail do not throw: their callers are written in Python. Run under the
+// Guarded C functions of llama.cpp do not throw: their callers are written in Python. Run under the
 // sanitizers.
 //     boundary_test TARGET.gguf
 // Each function below is made to fail by what it is given, or by operator new, which fails at one place after
-// the other. It returns what its error is, and libllama keeps the exception.
+// the other. By itself it throws; guarded it logs that, and returns what its error is.
 #include "check.hpp"
 #include "replaced_new.hpp"
 
+#include "eagle3.h"
 #include "llama-ext.h"
 
 #include <climits>
 #include <cmath>
-#include <functional>
+#include <memory>
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -40,26 +42,51 @@ bool evaluated(ggml_tensor *, bool, void *) {
     return false;
 }
 
-// That f catches: it is given what makes it throw.
-template <typename F> void fails(const char * name, F && f) {
-    llama_take_exception();
-    const bool returned = f();
-    if (!returned || !llama_take_exception()) {
-        fprintf(stderr, "%s %s\n", name, returned ? "caught nothing" : "returned no error");
+std::string logged;  // the last line
+
+void log_line(ggml_log_level level, const char * text, void *) {
+    if (level == GGML_LOG_LEVEL_ERROR) {
+        logged = text;
+    }
+}
+
+template <auto F> auto guarded(const char * name) {
+    return (decltype(F)) eagle3_guarded(name, (void *) F);
+}
+
+// That F throws for what it is given, and guarded returns its error: f takes the function, and says whether
+// it did.
+template <auto F, typename Call> void fails(const char * name, Call && f) {
+    bool threw = false;
+    try {
+        f(F);
+    } catch (const std::exception &) {
+        threw = true;
+    }
+    logged.clear();
+    const bool returned = f(guarded<F>(name));
+    const bool told     = logged.rfind(std::string(name) + ": ", 0) == 0;
+    if (!threw || !returned || !told) {
+        fprintf(stderr, "%s %s\n", name,
+            !threw      ? "does not throw"
+            : !returned ? "returned no error"
+                        : "was not logged");
         exit(1);
     }
 }
 
-// That f catches wherever it asks for memory and gets none: at some place it does.
-void runs_out(const char * name, const std::function<void()> & f) {
-    int n_caught = 0;
+// That guarded F catches wherever it asks for memory and gets none: at some place it does.
+template <auto F, typename Call> void runs_out(const char * name, Call && f) {
+    const std::string line = std::string(name) + ": std::bad_alloc\n";
+    const auto function    = guarded<F>(name);
+    int n_caught           = 0;
     for (int place = 1; place <= MOST_PLACES; ++place) {
-        llama_take_exception();
+        logged.clear();
         hit     = false;
         failing = place;
-        f();
+        f(function);
         failing = 0;
-        n_caught += llama_take_exception() != nullptr;
+        n_caught += logged == line;
         if (!hit) {
             break;
         }
@@ -69,6 +96,10 @@ void runs_out(const char * name, const std::function<void()> & f) {
         exit(1);
     }
 }
+
+// In the expression the function's name is the function as it is, and guarded.
+#define FAILS(f, ...) fails<f>(#f, [&](auto f) { return __VA_ARGS__; })
+#define RUNS_OUT(f, ...) runs_out<f>(#f, [&](auto f) { __VA_ARGS__; })
 
 // `n` alternatives at the root, or one rule down.
 std::string alternatives(int n, bool nested) {
@@ -104,9 +135,9 @@ struct world {
         llama_model_free(model);
     }
 
-    int decode() {
+    int decode(decltype(llama_decode) * by = llama_decode) {
         llama_token token = 5;
-        return llama_decode(ctx, llama_batch_get_one(&token, 1));
+        return by(ctx, llama_batch_get_one(&token, 1));
     }
 
     llama_token_data_array all() {
@@ -117,9 +148,26 @@ struct world {
         return {row.data(), row.size(), -1, false};
     }
 
-    int n_allowed(llama_sampler * sampler) {
+    int process(decltype(llama_process) * by) {
+        llama_batch_ext * batch = llama_batch_ext_init(ctx);
+        const llama_pos pos     = llama_memory_seq_pos_max(llama_get_memory(ctx), 0) + 1;
+        CHECK(llama_batch_ext_add_token(batch, 0, 5) == 0 && llama_batch_ext_set_pos(batch, 0, &pos));
+        CHECK(llama_batch_ext_set_output_logits(batch, 0, true));
+        const std::unique_ptr<llama_batch_ext, decltype(&llama_batch_ext_free)> owner(
+            batch, llama_batch_ext_free);
+        return by(ctx, LLAMA_PROCESS_TYPE_DECODE, batch);
+    }
+
+    bool accept(llama_sampler * sampler, llama_token token, int n, decltype(llama_sampler_accept) * by) {
+        for (int i = 0; i < n; ++i) {
+            by(sampler, token);
+        }
+        return true;
+    }
+
+    int n_allowed(llama_sampler * sampler, decltype(llama_sampler_apply) * by = llama_sampler_apply) {
         auto cur = all();
-        llama_sampler_apply(sampler, &cur);
+        by(sampler, &cur);
         int n = 0;
         for (const auto & token : row) {
             n += std::isfinite(token.logit);
@@ -134,83 +182,66 @@ struct world {
         return tokens[n - 1];
     }
 
-    llama_sampler * grammar(const std::string & text) {
-        return llama_sampler_init_grammar(vocab, text.c_str(), "root");
+    llama_sampler * grammar(
+        const std::string & text, decltype(llama_sampler_init_grammar) * by = llama_sampler_init_grammar) {
+        return by(vocab, text.c_str(), "root");
     }
 };
 
 void vocabulary(world & w) {
     char text[16];
     const llama_token none = NO_TOKEN;
-    fails("llama_vocab_get_text", [&] { return llama_vocab_get_text(w.vocab, none) == nullptr; });
-    fails("llama_vocab_get_score", [&] { return std::isnan(llama_vocab_get_score(w.vocab, none)); });
-    fails("llama_vocab_get_attr",
-        [&] { return llama_vocab_get_attr(w.vocab, none) == LLAMA_TOKEN_ATTR_UNDEFINED; });
-    fails("llama_vocab_is_control", [&] { return !llama_vocab_is_control(w.vocab, none); });
-    fails(
-        "llama_token_to_piece", [&] { return llama_token_to_piece(w.vocab, none, text, 16, 0, true) == 0; });
-    fails(
-        "llama_detokenize", [&] { return llama_detokenize(w.vocab, &none, 1, text, 16, false, true) == 0; });
+    FAILS(llama_vocab_get_text, llama_vocab_get_text(w.vocab, none) == nullptr);
+    FAILS(llama_vocab_get_score, std::isnan(llama_vocab_get_score(w.vocab, none)));
+    FAILS(llama_vocab_get_attr, llama_vocab_get_attr(w.vocab, none) == LLAMA_TOKEN_ATTR_UNDEFINED);
+    CHECK(!guarded<llama_vocab_is_control>("llama_vocab_is_control")(
+        w.vocab, none));  // it does not look itself
+    FAILS(llama_token_to_piece, llama_token_to_piece(w.vocab, none, text, 16, 0, true) == 0);
+    FAILS(llama_detokenize, llama_detokenize(w.vocab, &none, 1, text, 16, false, true) == 0);
     llama_token tokens[64];
     const std::string words(60, 'a');
-    runs_out("llama_tokenize",
-        [&] { llama_tokenize(w.vocab, words.c_str(), (int) words.size(), tokens, 64, true, true); });
+    RUNS_OUT(
+        llama_tokenize, llama_tokenize(w.vocab, words.c_str(), (int) words.size(), tokens, 64, true, true));
 }
 
 void decoding(world & w) {
     CHECK(w.decode() == 0);
-    throws = true;
-    fails("llama_decode", [&] { return w.decode() == -3; });
-    llama_token token       = 5;
-    llama_batch_ext * batch = llama_batch_ext_init(w.ctx);
-    const llama_pos pos     = llama_memory_seq_pos_max(llama_get_memory(w.ctx), 0) + 1;
-    CHECK(llama_batch_ext_add_token(batch, 0, token) == 0 && llama_batch_ext_set_pos(batch, 0, &pos));
-    CHECK(llama_batch_ext_set_output_logits(batch, 0, true));
-    throws = true;
-    fails("llama_process", [&] { return llama_process(w.ctx, LLAMA_PROCESS_TYPE_DECODE, batch) == -3; });
+    FAILS(llama_decode, (throws = true, w.decode(llama_decode) == -3));
+    FAILS(llama_process, (throws = true, w.process(llama_process) == -3));
     throws = false;
-    llama_batch_ext_free(batch);
 }
 
 void grammars(world & w) {
-    fails("llama_sampler_init_grammar", [&] {
-        std::string wide = "root ::= a0";  // each rule doubles the ways, and may be empty
-        for (int i = 0; i < 24; ++i) {
-            const std::string n = std::to_string(i), next = std::to_string(i + 1);
-            wide += "\na" + n + " ::= a" + next + " \"x\" | a" + next + " \"y\" | a" + next + " \"z\" | \"\"";
-        }
-        return w.grammar(wide + "\na24 ::= \"w\"") == nullptr;
-    });
+    std::string wide = "root ::= a0";  // each rule doubles the ways, and may be empty
+    for (int i = 0; i < 24; ++i) {
+        const std::string n = std::to_string(i), next = std::to_string(i + 1);
+        wide += "\na" + n + " ::= a" + next + " \"x\" | a" + next + " \"y\" | a" + next + " \"z\" | \"\"";
+    }
+    wide += "\na24 ::= \"w\"";
+    FAILS(llama_sampler_init_grammar, w.grammar(wide, llama_sampler_init_grammar) == nullptr);
     const char * pattern = "(";
-    fails("llama_sampler_init_grammar_lazy_patterns", [&] {
-        return llama_sampler_init_grammar_lazy_patterns(
-                   w.vocab, "root ::= \"a\"", "root", &pattern, 1, nullptr, 0) == nullptr;
-    });
+    FAILS(llama_sampler_init_grammar_lazy_patterns,
+        llama_sampler_init_grammar_lazy_patterns(
+            w.vocab, "root ::= \"a\"", "root", &pattern, 1, nullptr, 0) == nullptr);
     llama_sampler * doubles = w.grammar(DOUBLES);
     const llama_token a     = w.token_of("a");
-    for (int i = 0; i < 30; ++i) {
-        llama_sampler_accept(doubles, a);
-    }
-    CHECK(llama_take_exception() != nullptr);  // too many ways
+    FAILS(llama_sampler_accept, w.accept(doubles, a, 30, llama_sampler_accept));
     llama_sampler_free(doubles);
 
     llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
     llama_sampler_chain_add(chain, w.grammar("root ::= \"ab\""));
     llama_sampler_chain_add(chain, llama_sampler_init_greedy());
-    fails("llama_sampler_accept", [&] {
-        llama_sampler_accept(chain, w.token_of("b"));
-        return true;
-    });
-    fails("llama_sampler_apply", [&] { return w.n_allowed(chain) == 0; });  // it has refused a token
+    FAILS(llama_sampler_accept, w.accept(chain, w.token_of("b"), 1, llama_sampler_accept));
+    FAILS(llama_sampler_apply, w.n_allowed(chain, llama_sampler_apply) == 0);  // it has refused a token
     CHECK(w.decode() == 0);
-    fails("llama_sampler_sample", [&] { return llama_sampler_sample(chain, w.ctx, -1) == LLAMA_TOKEN_NULL; });
+    FAILS(llama_sampler_sample, llama_sampler_sample(chain, w.ctx, -1) == LLAMA_TOKEN_NULL);
     llama_sampler_reset(chain);
     CHECK(w.n_allowed(chain) > 0);
-    runs_out("llama_sampler_clone", [&] { llama_sampler_free(llama_sampler_clone(chain)); });
-    runs_out("llama_sampler_reset", [&] { llama_sampler_reset(chain); });
+    RUNS_OUT(llama_sampler_clone, llama_sampler_free(llama_sampler_clone(chain)));
+    RUNS_OUT(llama_sampler_reset, llama_sampler_reset(chain));
     llama_sampler_reset(chain);
     CHECK(w.n_allowed(chain) > 0);
-    runs_out("llama_sampler_apply", [&] { w.n_allowed(llama_sampler_chain_get(chain, 0)); });
+    RUNS_OUT(llama_sampler_apply, w.n_allowed(llama_sampler_chain_get(chain, 0), llama_sampler_apply));
     llama_sampler * other = llama_sampler_clone(chain);
     llama_sampler_copy(chain, other);
     llama_sampler_free(other);
@@ -233,7 +264,6 @@ void wide_grammars(world & w) {
             CHECK(w.n_allowed(copy) == w.n_allowed(grammar));
             llama_sampler_free(copy);
             llama_sampler_free(grammar);
-            CHECK(llama_take_exception() == nullptr);
         }
     }
 }
@@ -241,18 +271,18 @@ void wide_grammars(world & w) {
 void samplers(world & w) {
     const char * breakers[]         = {"\n"};
     const llama_logit_bias biases[] = {{3, 1.0f}, {4, 2.0f}};
-    runs_out("llama_sampler_init_penalties",
-        [&] { llama_sampler_free(llama_sampler_init_penalties(100, 1000, 1.1f, 0.1f, 0.1f)); });
-    runs_out("llama_sampler_init_dry",
-        [&] { llama_sampler_free(llama_sampler_init_dry(w.vocab, 0.8f, 1.75f, 2, 64, breakers, 1)); });
-    runs_out("llama_sampler_init_logit_bias",
-        [&] { llama_sampler_free(llama_sampler_init_logit_bias(100, 2, biases)); });
-    runs_out("llama_sampler_init_infill", [&] { llama_sampler_free(llama_sampler_init_infill(w.vocab)); });
+    RUNS_OUT(llama_sampler_init_penalties,
+        llama_sampler_free(llama_sampler_init_penalties(100, 1000, 1.1f, 0.1f, 0.1f)));
+    RUNS_OUT(llama_sampler_init_dry,
+        llama_sampler_free(llama_sampler_init_dry(w.vocab, 0.8f, 1.75f, 2, 64, breakers, 1)));
+    RUNS_OUT(
+        llama_sampler_init_logit_bias, llama_sampler_free(llama_sampler_init_logit_bias(100, 2, biases)));
+    RUNS_OUT(llama_sampler_init_infill, llama_sampler_free(llama_sampler_init_infill(w.vocab)));
     llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
     llama_sampler * added = llama_sampler_init_greedy();
-    fails("llama_sampler_chain_add", [&] {
+    fails<llama_sampler_chain_add>("llama_sampler_chain_add", [&](auto add) {
         failing = 1;
-        llama_sampler_chain_add(chain, added);
+        add(chain, added);
         failing = 0;
         return llama_sampler_chain_n(chain) == 0;
     });
@@ -260,19 +290,16 @@ void samplers(world & w) {
     llama_sampler_chain_add(chain, llama_sampler_init_dry(w.vocab, 0.8f, 1.75f, 2, 64, breakers, 1));
     llama_sampler_chain_add(chain, llama_sampler_init_penalties(100, 1000, 1.1f, 0.1f, 0.1f));
     llama_sampler_chain_add(chain, llama_sampler_init_logit_bias(100, 2, biases));
-    runs_out("llama_sampler_clone", [&] { llama_sampler_free(llama_sampler_clone(chain)); });
-    runs_out("llama_sampler_copy", [&] {
-        llama_sampler * copy = nullptr;
-        {
-            const long later = failing;
-            failing          = 0;
-            copy             = llama_sampler_clone(chain);
-            llama_sampler_accept(chain, 7);
-            failing = later;
-        }
-        llama_sampler_copy(chain, copy);
+    RUNS_OUT(llama_sampler_clone, llama_sampler_free(llama_sampler_clone(chain)));
+    runs_out<llama_sampler_copy>("llama_sampler_copy", [&](auto copy) {
+        const long later    = failing;
+        failing             = 0;
+        llama_sampler * old = llama_sampler_clone(chain);
+        llama_sampler_accept(chain, 7);
+        failing = later;
+        copy(chain, old);
         failing = 0;
-        llama_sampler_free(copy);
+        llama_sampler_free(old);
     });
     llama_sampler_free(chain);
 }
@@ -284,21 +311,17 @@ void models(world & w, const char * path) {
     llama_chat_message message  = {"user", "Some text that is longer than a short string holds."};
     const auto params           = llama_model_default_params();
     const std::string far_path  = std::string(99, '/') + path;
-    fails("llama_load_mode_from_str",
-        [&] { return llama_load_mode_from_str("no such") == LLAMA_LOAD_MODE_AUTO; });
-    runs_out("llama_model_meta_val_str", [&] { llama_model_meta_val_str(w.model, key.c_str(), text, 64); });
-    runs_out("llama_model_desc", [&] { llama_model_desc(w.model, text, 64); });
-    runs_out("llama_model_chat_template", [&] { llama_model_chat_template(w.model, nullptr); });
-    runs_out("llama_chat_apply_template",
-        [&] { llama_chat_apply_template("chatml", &message, 1, true, text, 64); });
-    runs_out("llama_split_prefix", [&] { llama_split_prefix(text, 64, long_path.c_str(), 0, 2); });
-    runs_out("llama_print_system_info", [&] { llama_print_system_info(); });
-    runs_out("llama_model_load_from_file",
-        [&] { llama_model_free(llama_model_load_from_file(far_path.c_str(), params)); });
-    runs_out("llama_model_load_from_splits",
-        [&] { llama_model_free(llama_model_load_from_splits(paths, 1, params)); });
-    runs_out(
-        "llama_model_save_to_file", [&] { llama_model_save_to_file(w.model, "/no/such/folder/x.gguf"); });
+    FAILS(llama_load_mode_from_str, llama_load_mode_from_str("no such") == LLAMA_LOAD_MODE_AUTO);
+    RUNS_OUT(llama_model_meta_val_str, llama_model_meta_val_str(w.model, key.c_str(), text, 64));
+    RUNS_OUT(llama_model_desc, llama_model_desc(w.model, text, 64));
+    RUNS_OUT(llama_model_chat_template, llama_model_chat_template(w.model, nullptr));
+    RUNS_OUT(llama_chat_apply_template, llama_chat_apply_template("chatml", &message, 1, true, text, 64));
+    RUNS_OUT(llama_split_prefix, llama_split_prefix(text, 64, long_path.c_str(), 0, 2));
+    RUNS_OUT(llama_print_system_info, llama_print_system_info());
+    RUNS_OUT(
+        llama_model_load_from_file, llama_model_free(llama_model_load_from_file(far_path.c_str(), params)));
+    RUNS_OUT(llama_model_load_from_splits, llama_model_free(llama_model_load_from_splits(paths, 1, params)));
+    RUNS_OUT(llama_model_save_to_file, llama_model_save_to_file(w.model, "/no/such/folder/x.gguf"));
 }
 
 void states(world & w) {
@@ -307,9 +330,9 @@ void states(world & w) {
     CHECK(llama_state_seq_load_file(w.ctx, "/no/such/file", 0, nullptr, 0, nullptr) == 0);
     CHECK(!llama_state_load_file(w.ctx, "/no/such/file", nullptr, 0, nullptr));
     llama_batch_ext * batch = nullptr;
-    runs_out("llama_batch_ext_init", [&] { llama_batch_ext_free(llama_batch_ext_init(w.ctx)); });
+    RUNS_OUT(llama_batch_ext_init, llama_batch_ext_free(llama_batch_ext_init(w.ctx)));
     batch = llama_batch_ext_init(w.ctx);
-    runs_out("llama_batch_ext_add", [&] { llama_batch_ext_add(batch, 0); });
+    RUNS_OUT(llama_batch_ext_add, llama_batch_ext_add(batch, 0));
     llama_batch_ext_free(batch);
 }
 
@@ -320,7 +343,7 @@ int main(int argc, char ** argv) {
         fprintf(stderr, "usage: boundary_test TARGET.gguf\n");
         return 2;
     }
-    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+    llama_log_set(log_line, nullptr);
     world w(argv[1]);
     vocabulary(w);
     decoding(w);

@@ -186,8 +186,11 @@ struct rows {
         }
     }
     int taken_by_all(llama_sampler * s) const {
-        const int token = llama_sampler_sample(s, ctx, -1);
-        return llama_take_exception() ? LLAMA_TOKEN_NULL : token;
+        try {
+            return llama_sampler_sample(s, ctx, -1);
+        } catch (const std::runtime_error &) {
+            return LLAMA_TOKEN_NULL;
+        }
     }
 };
 
@@ -236,9 +239,14 @@ std::string ascii(const llama_vocab * vocab, int token) {
 
 bool accepts(llama_sampler * grammar, int token) {
     llama_sampler * copy = llama_sampler_clone(grammar);
-    llama_sampler_accept(copy, token);
+    bool accepted        = true;
+    try {
+        llama_sampler_accept(copy, token);
+    } catch (const std::runtime_error &) {
+        accepted = false;
+    }
     llama_sampler_free(copy);
-    return llama_take_exception() == nullptr;
+    return accepted;
 }
 
 // Where a text has gone on at random, a mask allows the tokens that the grammar accepts; of those that are
@@ -254,8 +262,9 @@ std::pair<int, int> masks_are_what_is_accepted(const made & make) {
                 all.push_back({token, 0.0f, 0.0f});
             }
             llama_token_data_array row = {all.data(), all.size(), -1, false};
-            llama_sampler_apply(grammar, &row);
-            if (llama_take_exception()) {
+            try {
+                llama_sampler_apply(grammar, &row);
+            } catch (const std::runtime_error &) {
                 break;  // it is too ambiguous here
             }
             tokens allowed;

@@ -195,9 +195,9 @@ class products : public ggml::cpu::extra_buffer_type {
     }
 };
 
-bool wanted() {
-    const char * set = std::getenv("EAGLE3_LLAMA_INTERLEAVE");
-    return EAGLE3_LANES && !(set && std::strcmp(set, "0") == 0);
+bool is_off(const char * variable) {
+    const char * set = std::getenv(variable);
+    return set && std::strcmp(set, "0") == 0;
 }
 
 }  // namespace
@@ -219,6 +219,10 @@ ggml_backend_buffer_type_t eagle3_interleaved_buffer_type(void) {
         /* .device  = */ ggml_backend_reg_dev_get(ggml_backend_cpu_reg(), 0),
         /* .context = */ &context,
     };
-    static const bool is_wanted = wanted();
+    static const bool is_wanted = EAGLE3_LANES && !is_off("EAGLE3_LLAMA_INTERLEAVE");
     return is_wanted ? &type : nullptr;
+}
+
+bool eagle3_amx_is_wanted(void) {
+    return !eagle3::kernels::is_off("EAGLE3_LLAMA_AMX");
 }

@@ -40,7 +40,6 @@ void apply_links(llama_sampler * sampler, int from, int end, llama_token_data_ar
         llama_sampler * s = link(sampler, i);
         if (s->iface->apply != nullptr) {
             llama_sampler_apply(s, &candidates);
-            rethrow(llama_take_exception());
         }
     }
 }
@@ -87,13 +86,17 @@ bool grammar_mask::only_lowers() const {
 bool grammar_mask::test(const std::vector<llama_token_data> & largest) {
     std::vector<llama_token_data> some(largest.begin() + (ptrdiff_t) n_tested_, largest.end() - 1);
     llama_token_data_array tested = {some.data(), some.size(), -1, false};
-    llama_sampler_apply(link(sampler_, grammar_at_), &tested);
-    failed_ = llama_take_exception() != nullptr;
+    try {
+        llama_sampler_apply(link(sampler_, grammar_at_), &tested);
+    } catch (const std::exception &) {
+        failed_ = true;
+        return false;
+    }
     std::copy_if(some.begin(), some.end(), std::back_inserter(allowed_),
         [](const llama_token_data & t) { return t.logit > -INFINITY; });
     n_tested_ = largest.size() - 1;
     next_     = largest.back().logit;
-    return !failed_;
+    return true;
 }
 
 // Says whether the first n allowed tokens can stand in one order only: none equals the one after it, nor what

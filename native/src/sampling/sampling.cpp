@@ -107,7 +107,6 @@ int take_from(std::vector<llama_token_data> found, llama_sampler * sampler) {
     }
     llama_token_data_array all = {found.data(), found.size(), -1, false};
     llama_sampler_apply(sampler, &all);
-    rethrow(llama_take_exception());
     return selected_of(all);
 }
 
@@ -162,7 +161,6 @@ int32_t caught(std::string & message) {
 int sample(llama_context * ctx, llama_sampler * sampler, int row) {
     require(llama_has_logits_ith(ctx, row), EAGLE3_E_ARGUMENT,
         format("the last decode has no logits in row %d", row));
-    llama_take_exception();  // one that an earlier call left
     int token;
     if (takes_likeliest(sampler)) {
         token = likeliest(llama_get_logits_ith(ctx, row), n_vocab_of(ctx));
@@ -176,7 +174,6 @@ int sample(llama_context * ctx, llama_sampler * sampler, int row) {
     } else {
         token = llama_sampler_sample(sampler, ctx, row);
     }
-    rethrow(llama_take_exception());
     return token;
 }
 
@@ -184,7 +181,6 @@ bool sample_found(llama_context * ctx, llama_sampler * sampler, int row, int & t
     if (!llama_logits_stay_ith(ctx, row)) {
         return false;
     }
-    llama_take_exception();  // one that an earlier call left
     int best = LLAMA_TOKEN_NULL;
     if (takes_likeliest(sampler)) {
         best = llama_get_likeliest_ith(ctx, row);
@@ -198,7 +194,6 @@ bool sample_found(llama_context * ctx, llama_sampler * sampler, int row, int & t
         return false;
     }
     llama_sampler_accept(sampler, best);
-    rethrow(llama_take_exception());
     token = best;
     return true;
 }

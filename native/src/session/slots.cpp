@@ -219,22 +219,20 @@ void slots::run_rows(int n, const int * of, int n_of) {
     if (head_) {
         head_->expect(n);
     }
-    llama_take_exception();  // one that an earlier call left
-    const int rc = llama_decode(ctx, batch_);
-    if (rc == 0) {
-        return;
-    }
-    // This is the exception of a graph that cannot be built, say, or of an evaluation callback.
-    const std::exception_ptr caught = llama_take_exception();
-    drop_rows(of, n_of, rc != 1 && rc != -1);  // these say that nothing was computed
+    int rc = 0;
     try {
-        rethrow(caught);
-    } catch (const std::runtime_error & e) {
+        rc = llama_decode(ctx, batch_);
+    } catch (const std::exception & e) {  // a graph that cannot be built, say, or an evaluation callback's
+        drop_rows(of, n_of, true);
         require(strncmp(e.what(), "failed to allocate compute", 26) != 0, EAGLE3_E_MEMORY,
             "not enough memory to compute a batch: give a smaller n_batch or n_ctx, or a smaller "
             "n_gpu_layers");
         throw;
     }
+    if (rc == 0) {
+        return;
+    }
+    drop_rows(of, n_of, rc != 1 && rc != -1);  // these say that nothing was computed
     require(rc != -4, EAGLE3_E_UNSUPPORTED, NO_CAPTURE);
     require(rc != -2, EAGLE3_E_MEMORY, "not enough memory to decode");
     throw error(

@@ -40,12 +40,22 @@ int target_memory::holds_of(int slot, int n_past, int known) const {
     return drops_any_ && known > 0 ? n_past : std::min(n_past, std::max(has, known));
 }
 
+// Removes what is at a position and behind it. Whoever goes back has other ways if this fails, also by an
+// exception.
+bool target_memory::remove(int slot, int from) {
+    try {
+        return llama_memory_seq_rm(handle, slot, from, -1);
+    } catch (const std::exception &) {
+        return false;
+    }
+}
+
 bool target_memory::drop(int slot, int n_past, int known) {
     const int has = (int) llama_memory_seq_pos_max(handle, slot) + 1;
     if (has > n_past && drops_any_ && !window_is_there(slot, n_past)) {
         return false;
     }
-    if ((has > n_past || drops_any_) && !llama_memory_seq_rm(handle, slot, n_past, -1)) {
+    if ((has > n_past || drops_any_) && !remove(slot, n_past)) {
         return false;
     }
     of_[slot].held = holds_of(slot, n_past, known);
@@ -67,9 +77,9 @@ const target_memory::checkpoint * target_memory::nearest(const text & t, int n_p
 bool target_memory::restore(int slot, const checkpoint & c) {
     const buffer & b = c.state;
     if (b.size == 0) {
-        llama_memory_seq_rm(handle, slot, -1, -1);
+        remove(slot, -1);
     } else if (llama_state_seq_set_data_ext(ctx_, b.data.get(), b.size, slot, PARTIAL) != b.size ||
-               !llama_memory_seq_rm(handle, slot, c.n_past, -1)) {
+               !remove(slot, c.n_past)) {
         return false;
     }
     of_[slot].held = c.n_past;
@@ -113,7 +123,7 @@ bool target_memory::restore_before(int slot, int n_past, int known) {
 }
 
 void target_memory::clear(int slot) {
-    llama_memory_seq_rm(handle, slot, -1, -1);
+    remove(slot, -1);
     is_another_text(slot, 0);
 }
 

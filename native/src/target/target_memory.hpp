@@ -74,6 +74,7 @@ class target_memory {
         std::vector<checkpoint> kept;  // by n_past
     };
 
+    bool remove(int slot, int from);
     bool drop(int slot, int n_past, int known);
     bool restore_before(int slot, int n_past, int known);
     bool window_is_there(int slot, int n_past) const;
