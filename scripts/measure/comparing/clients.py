@@ -48,7 +48,7 @@ def run(given: argparse.Namespace, target: Any) -> None:
             ):  # one client's rounds without a draft run several in one call
                 raise ValueError(f"no round had all of {c} clients: take 2 or more, and more tokens by -n")
             speed = {on: sum(r.tokens for r in rs) / sum(r.seconds for r in rs) for on, rs in seen.items()}
-            decode = lambda r: costs.decode(r.rows, r.n_past)
+            decode = lambda r, costs=costs: costs.decode(r.rows, r.n_past)
             ideal = {on: sum(r.tokens for r in rs) / sum(map(decode, rs)) for on, rs in seen.items()}
             ratio, most = speed[True] / speed[False], ideal[True] / ideal[False]
             rows = statistics.mean(r.rows for r in seen[True])
