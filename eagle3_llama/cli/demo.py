@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..bench.child import built, of_checkout
 from ..bench.table import lay_out, terminal_width
-from ..common.files import check_writable, write_json
+from ..common.files import check_writable, replacing, write_json
 from ..common.options import utf8
 from ..errors import EagleError
 from ..llama.chat import chat_tokens, generate, stream, style_of
@@ -32,6 +32,7 @@ Opening hours:
 - Friday: from 9 in the morning to 8 in the evening
 - Saturday: from 10 in the morning to 4 in the afternoon
 - Sunday: closed"""
+PICTURE: dict[str, Any] = {"record": True, "width": 100, "force_terminal": True, "color_system": "truecolor"}
 ROUNDS = {"head": 5, "text": 3}  # pairs of timed answers
 
 
@@ -42,14 +43,16 @@ def main(
     ] = "BF16,Q4_0",
     n_predict: Annotated[int, typer.Option(min=1, max=1500, help="most tokens to generate per answer")] = 128,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures to this file")] = None,
+    svg: Annotated[Path | None, typer.Option(help="write what it shows to this file, as a picture")] = None,
 ) -> None:
     """Generate plainly, with the head, and with drafts from the text; compare speed and text.
 
     A checkout that has built stock llama-cpp-python's libraries, as `bench` does, times these too.
     """
-    console = Console()
+    console = Console(**PICTURE) if svg is not None else Console()
     try:
         check_writable(json_file)
+        check_writable(svg)
         formats = [fmt.strip() for fmt in format.upper().split(",")]
         results = [r for fmt in formats for r in _run(console, fmt, prompt, n_predict)]
         identical = all(r["identical"] for r in results)
@@ -58,11 +61,15 @@ def main(
     except EagleError as e:
         Console(stderr=True).print(f"error: {e}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
-    print("\n" + "\n".join(table(results, terminal_width())))
+    lines = table(results, console.width if svg is not None else terminal_width())
+    console.print("\n" + "\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     for r in results:
         if r["mean_drafted"] < 0.1:
             why = "drafts are hardly ever faster on this machine, so it decodes plainly"
             console.print(f"{r['format']}, {r['drafts']}: {why}.")
+    if svg is not None:
+        with replacing(svg) as part:
+            console.save_svg(str(part), title="./scripts/demo")
     raise typer.Exit(0 if identical else 1)
 
 

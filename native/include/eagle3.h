@@ -305,9 +305,9 @@ int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep);
 
 // This is a run of rounds without a draft, each of which brings one token.
 struct eagle3_run {
-    int32_t n;      // the most rounds, up to EAGLE3_MAX_ROWS; one below 1
+    int32_t n;           // the most rounds, up to EAGLE3_MAX_ROWS; one below 1
     int32_t max_tokens;  // that the text still gets: no draft goes beyond, but GIVEN; 0: not known
-    float seconds;  // none begins, but the first, that is likely to end later
+    float seconds;       // none begins, but the first, that is likely to end later
     // What follows is filled in.
     int32_t n_tokens, tokens[EAGLE3_MAX_ROWS];  // the last one is not decoded yet
     int32_t drafted;                            // draft tokens of the round that is drafted now; 0: none

@@ -286,7 +286,7 @@ std::vector<step> steps() {
             w.s = nullptr;
             w.arm();
             const int64_t rc = eagle3_session_open(w.ctx, w.head, N_SLOTS, &w.s);
-            failing          = {0, 0, 0, 0, 0, 0, failing.hit};
+            failing          = {0, 0, 0, 0, 0, failing.hit};
             CHECK((rc == EAGLE3_OK) == (w.s != nullptr));
             if (rc != EAGLE3_OK) {
                 CHECK(eagle3_session_open(w.ctx, w.head, N_SLOTS, &w.s) == EAGLE3_OK);
