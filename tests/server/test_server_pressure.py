@@ -35,7 +35,7 @@ from tiers import each
 
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import shipped_head, smollm2
-from eagle3_llama.server.errors import ANTHROPIC_ROUTES
+from eagle3_llama.server.errors import FORMS
 from eagle3_llama.server.http.keys import OPEN_ROUTES
 from eagle3_llama.server.settings import is_loopback
 
@@ -85,7 +85,7 @@ def test_the_key(server):
             if path in OPEN_ROUTES:
                 continue
             error = r.json()["error"]
-            of_anthropic = path in ANTHROPIC_ROUTES
+            of_anthropic = path in FORMS
             told = error["type"] if of_anthropic else error["code"]
             assert r.status_code == 401, (path, given)
             assert told == ("authentication_error" if of_anthropic else "invalid_api_key"), (path, given)
