@@ -310,5 +310,5 @@ class Batcher:
             self._scheduler.count["failures"] += 1
         job.times.ended = time.monotonic()
         job.free_sampler()
-        job.pieces.put(error)
+        job.outputs.put(error)
         job.ready.set()

@@ -1,4 +1,4 @@
-"""What a request and the batcher's thread exchange: a job with its pieces of text."""
+"""What a request and the batcher's thread exchange: a job with its outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ..common.sampling_budget import SamplingBudget
 from ..errors import EagleError, ErrorKind
-from ..llama.loop import Piece
+from ..llama.loop import Output
 from ..llama.processors import GuardedProcessors
 from ..runtime.params import EagleParams
 from .candidates import Candidates
@@ -44,11 +44,11 @@ def busy_in_round() -> EagleError:
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchPiece(Piece):
-    """A Piece with what the batcher's thread kept of the rows, which the next batch overwrites.
+class BatchOutput(Output):
+    """An Output with what the batcher's thread kept of the rows, which the next batch overwrites.
 
     logits: of the copied rows, if the request reads them. tops: the most likely tokens of the rows that the
-    tokens were sampled from, and before: of the prompt's rows, if it asks for logprobs. of_prompt: the piece
+    tokens were sampled from, and before: of the prompt's rows, if it asks for logprobs. of_prompt: the output
     is not of a round but of the prompt.
     """
 
@@ -92,7 +92,7 @@ class JobTimes:
 class Job:
     """A generation that waits for a slot or has one.
 
-    The batcher's thread writes it. The request's thread reads `pieces`.
+    The batcher's thread writes it. The request's thread reads `outputs`.
     """
 
     prompt: list[int]
@@ -112,10 +112,10 @@ class Job:
     slot: int = -1  # that it got
     processors: RequestProcessors | None = None
     budget: SamplingBudget | None = None  # of a grammar; the caller's own processors take what they take
-    pieces: queue.SimpleQueue[BatchPiece | BaseException | None] = dataclasses.field(
+    outputs: queue.SimpleQueue[BatchOutput | BaseException | None] = dataclasses.field(
         default_factory=queue.SimpleQueue
     )
-    # set when the reader need not wait: no further piece comes before it asks for more
+    # set when the reader need not wait: no further output comes before it asks for more
     ready: threading.Event = dataclasses.field(default_factory=threading.Event)
     cancelled: str | None = None  # a reason
     prompt_at: int = 0  # prompt tokens that the slot holds

@@ -13,7 +13,7 @@ from ..errors import EagleError, ErrorKind
 from ..llama.completion_options import CompletionOptions
 from ..llama.generation import GENERATE_SIGNATURE, GenerateCall, GeneratingLlama
 from ..llama.infill import echoed_logprobs
-from ..llama.loop import Piece
+from ..llama.loop import Output
 from ..llama.ownership import Claim, Ownership
 from ..llama.scores import ScoreRows
 from ..llama.text import Text
@@ -22,7 +22,7 @@ from ..runtime.params import EagleParams, check_int
 from ..runtime.stats import EagleStats
 from .candidates import Candidates
 from .inbox import Inbox
-from .job import BatchPiece, Job, RequestCancelled, RequestProcessors
+from .job import BatchOutput, Job, RequestCancelled, RequestProcessors
 from .logprobs import Logprobs, TopRow
 from .model import BatchModel
 from .model_parts import ModelParts
@@ -165,9 +165,9 @@ class RequestLlama(ModelParts, GeneratingLlama):
             GenerateCall(list(prompt), bound.arguments, Claim("a prompt", False), options)
         )
         try:
-            piece = source.prompt()
-            while piece is not None and not piece.round.tokens:
-                piece = source.round()
+            output = source.prompt()
+            while output is not None and not output.round.tokens:
+                output = source.round()
         finally:
             source.end()
 
@@ -267,15 +267,15 @@ class RequestLlama(ModelParts, GeneratingLlama):
             budget=SamplingBudget(self._n_vocab) if a["grammar"] and processors is None else None,
         )
 
-    def _count_token(self, piece: Piece, i: int) -> None:
-        super()._count_token(piece, i)
-        out = piece.round
+    def _count_token(self, output: Output, i: int) -> None:
+        super()._count_token(output, i)
+        out = output.round
         if not self.base.is_end(out.tokens[i]):
             self._used.completion += 1
             self._positions.append(out.positions[i])
             self._sources.append(out.sources[i])
-            if self._writer is not None and isinstance(piece, BatchPiece) and piece.tops:
-                self._writer.rows.append(piece.tops[i])
+            if self._writer is not None and isinstance(output, BatchOutput) and output.tops:
+                self._writer.rows.append(output.tops[i])
 
     # -- what the request did -----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from ..runtime.binding import address
 from ..runtime.engine import Ask, Engine
 from ..runtime.round_tokens import RoundTokens
 from .chunks import INVARIANT_ROWS, least_chunk, next_chunk
-from .job import BatchPiece, Job, JobState
+from .job import BatchOutput, Job, JobState
 from .logprobs import TopRow, top_row
 from .model import BatchModel
 
@@ -144,10 +144,10 @@ class Scheduler:
             self._prompt_rate = n / max(time.perf_counter() - start, 1e-6)
         if done:
             kept = self._kept(job, [(-1, job.token)])
-            piece = BatchPiece(RoundTokens.first(job.token), *kept, before, of_prompt=True)
-            self._deliver(slot, job, piece)
+            output = BatchOutput(RoundTokens.first(job.token), *kept, before, of_prompt=True)
+            self._deliver(slot, job, output)
         elif before:
-            job.pieces.put(BatchPiece(NO_TOKENS, before=before, of_prompt=True))
+            job.outputs.put(BatchOutput(NO_TOKENS, before=before, of_prompt=True))
 
     def _decode_chunk(self, slot: BatchSlot, job: Job, n: int) -> list[TopRow]:
         """Decodes n tokens of a prompt. Returns what the request wants of their rows."""
@@ -264,19 +264,19 @@ class Scheduler:
             job.prompt_at += 1
             job.times.first = time.monotonic()
             self.count["prompt_tokens"] += 1
-        self._deliver(slot, job, BatchPiece(out, *self._kept(job, sampled), of_prompt=of_prompt))
+        self._deliver(slot, job, BatchOutput(out, *self._kept(job, sampled), of_prompt=of_prompt))
 
-    def _deliver(self, slot: BatchSlot, job: Job, piece: BatchPiece) -> None:
+    def _deliver(self, slot: BatchSlot, job: Job, output: BatchOutput) -> None:
         """Hands over the tokens of a round that the request wants. Frees the slot at the end of the text."""
         is_end = self._base.is_end
-        tokens = piece.round.tokens
+        tokens = output.round.tokens
         end = next((i + 1 for i, t in enumerate(tokens) if is_end(t)), len(tokens))
         n = min(end, job.room - job.n_tokens)
         full = n < len(tokens) or job.n_tokens + n >= job.room
         over = full or (n == end and is_end(tokens[end - 1]))
         job.n_tokens += n
         self._engine.stats.tokens += n
-        job.pieces.put(dataclasses.replace(piece, round=piece.round.cut(n)) if n < len(tokens) else piece)
+        job.outputs.put(dataclasses.replace(output, round=output.round.cut(n)) if n < len(tokens) else output)
         if job.state is JobState.PAUSED:
             job.ready.set()
         if over:

@@ -11,7 +11,7 @@ from ..llama.text import Text
 from ..llama.usage import TokenUsage
 from ..runtime.stats import EagleStats
 from .inbox import Inbox
-from .job import BatchPiece, Job
+from .job import BatchOutput, Job
 from .logprobs import TopRow
 
 AHEAD = 64  # tokens
@@ -47,28 +47,28 @@ class BatchTokens:
         self._interval = interval
         self._told = 0.0  # time.monotonic() of the last on_wait()
 
-    def prompt(self) -> BatchPiece | None:
+    def prompt(self) -> BatchOutput | None:
         """See TokenSource. Waits for a slot."""
         self._text.begin(self._job.prompt)
         self._inbox.submit(self._job)
         return self.round()
 
-    def round(self) -> BatchPiece | None:
+    def round(self) -> BatchOutput | None:
         """See TokenSource."""
-        piece = self._next_piece()
-        if isinstance(piece, BaseException):
+        output = self._next_output()
+        if isinstance(output, BaseException):
             try:
-                raise piece
+                raise output
             finally:
-                del piece  # its traceback refers to this frame: else they would form a cycle
-        if piece is None:
+                del output  # its traceback refers to this frame: else they would form a cycle
+        if output is None:
             return None
-        self._n_read += len(piece.round.tokens)
-        self._used.count_draft(piece.round.drafted_from)
-        if not piece.of_prompt:
-            self._stats.count_round(piece.round)
-        self._before += piece.before
-        return piece
+        self._n_read += len(output.round.tokens)
+        self._used.count_draft(output.round.drafted_from)
+        if not output.of_prompt:
+            self._stats.count_round(output.round)
+        self._before += output.before
+        return output
 
     def go_on(self, tokens: Sequence[int]) -> NoReturn:
         """Raises EagleError UNSUPPORTED: the batcher's thread has continued without them."""
@@ -81,8 +81,8 @@ class BatchTokens:
         self._inbox.cancel(self._job, "cancelled")
         self._used.reused += self._job.cached
 
-    def _next_piece(self) -> BatchPiece | BaseException | None:
-        """Waits for the next piece.
+    def _next_output(self) -> BatchOutput | BaseException | None:
+        """Waits for the next output.
 
         The batcher may run ahead of the reader, but not beyond max_tokens, where a completion usually ends.
         (One that would end within a character reads on.) Pieces gather for a while, because a thread that
@@ -94,10 +94,10 @@ class BatchTokens:
         ahead = ROWS_AHEAD if job.keep_logits else AHEAD
         if n_read + ahead // 2 >= job.read_ahead_to < most:
             self._inbox.want(job, min(n_read + ahead, most))
-        empty = job.pieces.empty()
+        empty = job.outputs.empty()
         if empty or time.monotonic() - self._told >= self._interval:  # however fast they come
             self._on_wait()
             if empty:
                 job.ready.wait(self._interval)
             self._told = time.monotonic()
-        return job.pieces.get()
+        return job.outputs.get()

@@ -22,7 +22,7 @@ from .calls import Calls
 from .completion_options import CompletionOptions
 from .flash import FlashLlama
 from .infill import Infill
-from .loop import Piece, Sent, TokenSource
+from .loop import Output, Sent, TokenSource
 from .ownership import Claim, Ownership
 from .processors import GuardedProcessors
 from .text import Text
@@ -176,9 +176,9 @@ class GeneratingLlama(FlashLlama):
         begin = functools.partial(self._tokens_from, call)
         return loop.generate(begin, self._text, call.stopping, self._count_token)
 
-    def _count_token(self, piece: Piece, i: int) -> None:
-        """Called before the i-th token of a piece is yielded."""
-        out = piece.round
+    def _count_token(self, output: Output, i: int) -> None:
+        """Called before the i-th token of an output is yielded."""
+        out = output.round
         if out.positions[i] > 0:
             self._used.count_accepted(out.sources[i])
         self._answered[1].append(out.tokens[i])

@@ -11,7 +11,7 @@ from ..runtime.binding import address
 from ..runtime.params import EagleParams
 from ..runtime.round_tokens import RoundTokens
 from .completion_options import CompletionOptions
-from .loop import Piece
+from .loop import Output
 from .processors import GuardedProcessors
 from .scores import ScoreRows
 from .text import ContextText, Logits, max_draft
@@ -61,7 +61,7 @@ class LocalTokens:
         self._new_at = -1  # where the text begins that is new to the memory of earlier texts
         self._before = text.engine.stats.copy() if verbose else None
 
-    def prompt(self) -> Piece:
+    def prompt(self) -> Output:
         """See TokenSource."""
         text = self._text
         tokens = self._prompt
@@ -79,11 +79,11 @@ class LocalTokens:
         reused = text.n_tokens
         text.eval(tokens, whole)
         self._new_at = reused if memory is not None and memory.prompts else text.n_tokens
-        piece = self._sample()
+        output = self._sample()
         text.engine.stats.prompt += time.perf_counter() - started
-        return piece
+        return output
 
-    def round(self) -> Piece | None:
+    def round(self) -> Output | None:
         """See TokenSource. The caller stops at an end-of-generation token; the context's end is another."""
         if self._ends and self._text.n_tokens >= len(self._text.input_ids):
             return None  # whatever failed behind the last row that there is room for
@@ -91,7 +91,7 @@ class LocalTokens:
         self._token = out.tokens[-1]
         self._count(len(out.tokens))
         self._usage.count_draft(out.drafted_from)
-        return Piece(out, self._rows(len(out.tokens)))
+        return Output(out, self._rows(len(out.tokens)))
 
     def _next(self) -> RoundTokens:
         text, max_tokens = self._text, self._max_tokens
@@ -117,7 +117,7 @@ class LocalTokens:
             return None
         return [text.round_logits(i).copy() for i in range(n)].__getitem__
 
-    def go_on(self, tokens: Sequence[int]) -> Piece:
+    def go_on(self, tokens: Sequence[int]) -> Output:
         """See TokenSource."""
         self._rounds.clear()
         self._text.eval(tokens)
@@ -140,7 +140,7 @@ class LocalTokens:
         if self._max_tokens is not None:
             self._max_tokens -= n
 
-    def _sample(self) -> Piece:
+    def _sample(self) -> Output:
         self._count(1)
         self._token = self._text.draw(self._sampler, self._processors)
-        return Piece(RoundTokens.first(self._token), lambda _: self._text.logits(-1))
+        return Output(RoundTokens.first(self._token), lambda _: self._text.logits(-1))

@@ -14,7 +14,7 @@ Sent = Sequence[int] | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class Output:
     """The tokens of one round, or of several without a draft, with what their reader may see of the logits.
 
     logits: returns the row, float32 [n_vocab], that the i-th token was sampled from; None if it is not kept.
@@ -27,13 +27,13 @@ class Piece:
 class TokenSource(Protocol):
     """Where the tokens of a generation come from: LocalTokens, or a batcher's BatchTokens."""
 
-    def prompt(self) -> Piece | None:
+    def prompt(self) -> Output | None:
         """Decodes the prompt and samples the first token. The text is the prompt afterwards."""
 
-    def round(self) -> Piece | None:
+    def round(self) -> Output | None:
         """The tokens of the next round, or rounds; None at the end. The text is as it was before."""
 
-    def go_on(self, tokens: Sequence[int]) -> Piece:
+    def go_on(self, tokens: Sequence[int]) -> Output:
         """In place of the rest of a round: decodes tokens after the text, and samples the next one."""
 
     def end(self) -> None:
@@ -41,7 +41,7 @@ class TokenSource(Protocol):
 
 
 def generate(
-    begin: Callable[[], TokenSource], text: Text, stopping: Any, count: Callable[[Piece, int], None]
+    begin: Callable[[], TokenSource], text: Text, stopping: Any, count: Callable[[Output, int], None]
 ) -> Generator[int, Sent, None]:
     """Yields the tokens of a generation. text always holds what precedes the token that is yielded.
 
@@ -50,26 +50,26 @@ def generate(
     Engine.round() does it, for this text or for those of a whole batch. It brings one token or more. Several
     rounds without a draft may come together, from Engine.run().
 
-    stopping: Llama's stopping criteria, asked before each token. count(piece, i) is called before the i-th
-    token of a piece is yielded. A caller may send tokens; the generation continues after them.
+    stopping: Llama's stopping criteria, asked before each token. count(output, i) is called before the i-th
+    token of an output is yielded. A caller may send tokens; the generation continues after them.
     """
     source = begin()
     try:
-        piece = source.prompt()
+        output = source.prompt()
         last = None
-        while piece is not None:
+        while output is not None:
             sent: Sent = None
-            out = piece.round
+            out = output.round
             for i, token in enumerate(out.tokens):
                 if last is not None:
                     text.append(last)
                 n = text.n_tokens
                 text.draft_position = out.positions[i]
                 text.draft_source = out.sources[i]
-                scores = text.keep_row(n - 1, piece.logits, i)
+                scores = text.keep_row(n - 1, output.logits, i)
                 if stopping is not None and stopping(text.ids, scores):
                     return
-                count(piece, i)
+                count(output, i)
                 last = token
                 sent = yield token
                 if text.n_tokens != n:
@@ -81,8 +81,8 @@ def generate(
                 if sent:
                     break
             if sent and last is not None:
-                piece, last = source.go_on([last, *sent]), None
+                output, last = source.go_on([last, *sent]), None
             else:
-                piece = source.round()
+                output = source.round()
     finally:
         source.end()

@@ -24,7 +24,7 @@ struct tally_limits {
 };
 
 // Limits of growing, which no setting changes.
-struct growth_limits {
+struct tree_limits {
     static constexpr float least_reach = 0.02f;  // below it, what follows a node is worth no row
     static constexpr int most_width    = 4;      // different tokens that the text offers after one node
     static constexpr int least_nodes   = 8;      // offered to each of many slots, for whom there are few rows

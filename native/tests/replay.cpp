@@ -12,7 +12,7 @@
 // FILE has for each text a line: kind, number of prompt tokens, the tokens. For each answer token a line may
 // follow: T, then token, parent and probability of each node that the head offers after it
 // (scripts/measure/record_texts.py).
-#include "draft/front.hpp"
+#include "draft/frontier.hpp"
 #include "simulation.hpp"
 #include "text/text_source.hpp"
 
@@ -114,8 +114,8 @@ class replay {
         source_.kept({0, at, {first, first + n}, std::vector<int32_t>(n), prompt});
     }
 
-    growth begin() {
-        growth g;
+    draft_tree begin() {
+        draft_tree g;
         ask q{};
         q.token = token(at_);
         q.kind  = EAGLE3_PLANNED;
@@ -133,7 +133,7 @@ class replay {
     }
 
     // -- the head: what was recorded, a pass for each level --
-    void offer_children(growth & g, int parent) {
+    void offer_children(draft_tree & g, int parent) {
         const std::vector<offered> & tree = text_->trees[at_ - text_->n_prompt];
         const int from                    = parent < 0 ? -1 : place_[parent];
         int rank                          = 0;
@@ -153,7 +153,7 @@ class replay {
         }
     }
 
-    void follow(growth & g) {
+    void follow(draft_tree & g) {
         std::vector<int> nodes;
         for (const int v : g.level) {
             if (uses_text_ && g.nodes[v].evidence[TEXT] == NOT_OFFERED) {
@@ -164,7 +164,7 @@ class replay {
         place_.resize(g.nodes.size(), -1);
     }
 
-    void run_head(growth & g, planner::round & r) {
+    void run_head(draft_tree & g, planner::round & r) {
         r.tried    = true;
         r.draft_s  = c_.head[std::min(n_pending_, 16)] + c_.first;
         r.passes_s = plan_.pass_seconds(std::min(n_pending_, 16), true);
@@ -172,15 +172,15 @@ class replay {
         offer_children(g, -1);
         follow(g);
         for (;;) {
-            std::vector<int> front = planned_front(g, MAX_ROWS, [](int) { return 64; });
-            if (front.empty()) {
+            std::vector<int> frontier = planned_frontier(g, MAX_ROWS, [](int) { return 64; });
+            if (frontier.empty()) {
                 return;
             }
             g.level.clear();
-            r.draft_s += c_.head[std::min((int) front.size(), MAX_ROWS)];
-            r.passes_s += plan_.pass_seconds(std::min((int) front.size(), MAX_ROWS), false);
-            std::sort(front.begin(), front.end());
-            for (const int v : front) {
+            r.draft_s += c_.head[std::min((int) frontier.size(), MAX_ROWS)];
+            r.passes_s += plan_.pass_seconds(std::min((int) frontier.size(), MAX_ROWS), false);
+            std::sort(frontier.begin(), frontier.end());
+            for (const int v : frontier) {
                 offer_children(g, v);
             }
             follow(g);
@@ -191,7 +191,7 @@ class replay {
     void round(sums & s) {
         planner::round r;
         plan_.begin(1, 0.0f);
-        growth g                = begin();
+        draft_tree g            = begin();
         const planner::turn now = plan_.next_turn();
         std::vector<int> chosen;
         if (now != planner::turn::look) {
@@ -219,7 +219,7 @@ class replay {
         s.add({r.total_s, n * c_.layers[1], (double) n, 1, (double) chosen.size(), (double) r.tried, 0});
     }
 
-    std::vector<int> choose(const growth & g, planner::round & r, sums & s) {
+    std::vector<int> choose(const draft_tree & g, planner::round & r, sums & s) {
         std::vector<int> planned = candidates(g, MAX_ROWS - 1);
         std::vector<float> reach;
         for (const int v : planned) {
@@ -237,7 +237,7 @@ class replay {
     }
 
     // How many tokens the round brings. Teaches the planner as round_learn.cpp does.
-    int verify(const growth & g, const std::vector<int> & chosen) {
+    int verify(const draft_tree & g, const std::vector<int> & chosen) {
         int n = 1, node = -1;
         for (bool more = true; more && at_ + n < (int) text_->tokens.size();) {
             more     = false;
@@ -256,7 +256,7 @@ class replay {
             n += more;
         }
         std::array<int, N_RECORDS> ranks{};
-        for (const growth::node & v : g.nodes) {
+        for (const draft_tree::node & v : g.nodes) {
             if (chosen.empty() && v.parent < 0) {
                 learn(v, ranks, v.token == token(at_ + 1));
             }
@@ -264,7 +264,7 @@ class replay {
         return n;
     }
 
-    void learn(const growth::node & v, std::array<int, N_RECORDS> & ranks, bool hit) {
+    void learn(const draft_tree::node & v, std::array<int, N_RECORDS> & ranks, bool hit) {
         for (int from = 0; from < N_RECORDS; ++from) {
             if (v.evidence[from] != NOT_OFFERED) {
                 plan_.learn(from, v.depth, ranks[from]++, v.evidence[from], hit, trust_[from]);

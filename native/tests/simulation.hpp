@@ -2,7 +2,7 @@
 // head and the time that they take are made up. Steps and their order are those of draft.cpp and round.cpp.
 #pragma once
 
-#include "draft/growth.hpp"
+#include "draft/draft_tree.hpp"
 #include "planner/planner.hpp"
 
 #include <algorithm>
@@ -164,7 +164,7 @@ class simulation {
     }
 
     // -- the head --
-    void offer_children(growth & g, int a, int parent) {
+    void offer_children(draft_tree & g, int a, int parent) {
         std::gamma_distribution<float> x(text_.sure, 1.0f), y(0.7f, 1.0f);
         const float u = x(rng_), v = y(rng_);
         float q = std::clamp(u / (u + v), 1e-4f, 1.0f), rest = 1.0f - q;
@@ -184,7 +184,7 @@ class simulation {
         }
     }
 
-    void begin_growth(growth & g, planner::round & r) {
+    void begin_tree(draft_tree & g, planner::round & r) {
         const int n = (int) trust_.size();
         g.plan      = &plan_;
         g.n_asks    = n;
@@ -208,7 +208,7 @@ class simulation {
         }
     }
 
-    std::vector<int> planned_front(const growth & g) const {
+    std::vector<int> planned_frontier(const draft_tree & g) const {
         std::vector<float> reach, level_reach;
         const int room = g.asks[0].n_max;
         float trust    = 0.0f;
@@ -218,7 +218,7 @@ class simulation {
             }
         }
         std::vector<int> used(g.asks.size(), 0), level;
-        for (const int v : g.level_by_reach([](const growth::node &) { return true; })) {
+        for (const int v : g.level_by_reach([](const draft_tree::node &) { return true; })) {
             const int a = g.nodes[v].ask;
             if (used[a] < g.asks[a].width) {
                 ++used[a];
@@ -235,12 +235,13 @@ class simulation {
         return level;
     }
 
-    void grow(growth & g, planner::round & r) {
-        for (std::vector<int> front = planned_front(g); !front.empty(); front = planned_front(g)) {
+    void grow(draft_tree & g, planner::round & r) {
+        for (std::vector<int> frontier = planned_frontier(g); !frontier.empty();
+            frontier                   = planned_frontier(g)) {
             g.level.clear();
-            r.draft_s += pass_seconds((int) front.size(), false);
-            r.passes_s += plan_.pass_seconds((int) front.size(), false);
-            for (const int v : front) {
+            r.draft_s += pass_seconds((int) frontier.size(), false);
+            r.passes_s += plan_.pass_seconds((int) frontier.size(), false);
+            for (const int v : frontier) {
                 offer_children(g, g.nodes[v].ask, v);
             }
         }
@@ -255,23 +256,23 @@ class simulation {
     };
 
     // Lays out rows level by level over all slots, as round::lay_out does.
-    std::vector<row> lay_out(const growth & g, const std::vector<int> & chosen) const {
+    std::vector<row> lay_out(const draft_tree & g, const std::vector<int> & chosen) const {
         std::vector<row> rows;
         for (int a = 0; a < (int) trust_.size(); ++a) {
             rows.push_back({a, -1, 0, 1.0f, 0.0f, 0, true});
         }
         std::vector<int> order = chosen, place(g.nodes.size(), -1);
         std::sort(order.begin(), order.end(), [&](int v, int w) {
-            const growth::node &x = g.nodes[v], &y = g.nodes[w];
+            const draft_tree::node &x = g.nodes[v], &y = g.nodes[w];
             return std::make_pair(x.depth, x.ask) < std::make_pair(y.depth, y.ask) ||
                    (x.depth == y.depth && x.ask == y.ask && x.reach > y.reach);
         });
         std::vector<int> n_children(g.nodes.size() + trust_.size(), 0);
         for (const int v : order) {
-            const growth::node & n = g.nodes[v];
-            const int parent       = n.parent < 0 ? n.ask : place[n.parent];
-            place[v]               = (int) rows.size();
-            int & rank             = n_children[n.parent < 0 ? (int) g.nodes.size() + n.ask : n.parent];
+            const draft_tree::node & n = g.nodes[v];
+            const int parent           = n.parent < 0 ? n.ask : place[n.parent];
+            place[v]                   = (int) rows.size();
+            int & rank                 = n_children[n.parent < 0 ? (int) g.nodes.size() + n.ask : n.parent];
             rows.push_back({n.ask, parent, n.depth, n.reach, n.evidence[0], rank++, right_[v]});
         }
         return rows;
@@ -346,7 +347,7 @@ class simulation {
     sums round() {
         const int n_slots = (int) trust_.size();
         planner::round r;
-        growth g;
+        draft_tree g;
         if (same_luck) {
             rng_.seed(seed_ * 7919u + n_rounds_);
             noise_rng_.seed(seed_ * 104729u + n_rounds_++);
@@ -356,7 +357,7 @@ class simulation {
         std::vector<float> reach;
         if (plan_.next_turn() == planner::turn::draft) {
             r.tried = true;
-            begin_growth(g, r);
+            begin_tree(g, r);
             grow(g, r);
             const std::vector<int> planned = g.planned();
             for (int i = 0; i < std::min((int) planned.size(), MAX_ROWS - n_slots); ++i) {
@@ -394,14 +395,14 @@ class simulation {
     }
 
     // Learns what would have become of the first tokens of slots without a draft.
-    void learn_undrafted(const growth & g, const std::vector<int> & chosen) {
+    void learn_undrafted(const draft_tree & g, const std::vector<int> & chosen) {
         std::vector<bool> drafts(trust_.size(), false);
         for (const int v : chosen) {
             drafts[g.nodes[v].ask] = true;
         }
         std::vector<int> rank(trust_.size(), 0);
         for (int v = 0; v < (int) g.nodes.size(); ++v) {
-            const growth::node & n = g.nodes[v];
+            const draft_tree::node & n = g.nodes[v];
             if (n.parent < 0 && !drafts[n.ask]) {
                 plan_.learn(0, 1, rank[n.ask]++, n.evidence[0], right_[v], trust_[n.ask][0]);
             }

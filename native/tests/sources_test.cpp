@@ -34,7 +34,7 @@ class script : public eagle3::source {
     const char * name() const override { return name_; }
     bool ready(int slot) const override { return texts[slot].size() + 1 < right.size(); }
 
-    void begin(eagle3::growth & g, const std::vector<int> & asks) override {
+    void begin(eagle3::draft_tree & g, const std::vector<int> & asks) override {
         for (const int a : asks) {
             int parent = -1;
             for (size_t at = g.n_past[a] + 1, n = 0; at < right.size() && n < N_AHEAD; ++at, ++n) {
@@ -43,9 +43,9 @@ class script : public eagle3::source {
         }
     }
 
-    void follow(eagle3::growth & g, const std::vector<int> & nodes) override {
+    void follow(eagle3::draft_tree & g, const std::vector<int> & nodes) override {
         for (const int v : nodes) {
-            const eagle3::growth::node n = g.nodes[v];
+            const eagle3::draft_tree::node n = g.nodes[v];
             CHECK(!copies || g.offer(id, n.ask, n.parent, n.token, 0.3f, 1) == v);
         }
     }

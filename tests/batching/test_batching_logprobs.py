@@ -174,7 +174,7 @@ def test_rows_in_flight_are_few(batcher, monkeypatch):
     def watched(slot, job, piece):
         pieces.append(piece)
         deliver(slot, job, piece)
-        most.append(slot.job.pieces.qsize() if slot.job is not None else 0)
+        most.append(slot.job.outputs.qsize() if slot.job is not None else 0)
 
     monkeypatch.setattr(batcher._scheduler, "_deliver", watched)
     with batcher.request(params=EagleParams(0)) as llm:

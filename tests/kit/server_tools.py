@@ -103,9 +103,9 @@ def running(given, batcher=None, parser="h11"):
     own = batcher is None
     batcher = batcher or batcher_of(given)
     app = app_of(given, batcher)
-    caller = app.state.server.caller
-    library = caller._library  # None of a model without a template
-    for sandbox in (caller._grammars, *((library._templates, library._answers) if library else ())):
+    maker = app.state.server.choices
+    library = maker._library  # None of a model without a template
+    for sandbox in (maker._grammars, *((library._templates, library._answers) if library else ())):
         sandbox.CHILDREN = 1
     server = uvicorn.Server(uvicorn_config(app, connection_limit(given.max_connections), parser))
     listener = listen_at(dataclasses.replace(given, port=0))

@@ -218,12 +218,12 @@ def test_every_setting_of_a_request_to_the_server(files, with_head):
     pytest.importorskip("fastapi")
     from eagle3_llama.server.body.fields import Speculative
     from eagle3_llama.server.errors import ApiError
-    from eagle3_llama.server.prompt.choices import Caller
+    from eagle3_llama.server.prompt.choices import ChoiceMaker
     from eagle3_llama.server.settings import ServerSettings
 
     head = files[1] if with_head else None
     batcher = Batcher(BatchSettings(files[0], head, n_parallel=1, n_ctx=64))
-    caller = Caller(ServerSettings(files[0], head, max_draft=20), batcher.base, "tiny")
+    maker = ChoiceMaker(ServerSettings(files[0], head, max_draft=20), batcher.base, "tiny")
     for body, expected in (
         ({}, None),
         ({"report": True}, None),
@@ -258,16 +258,16 @@ def test_every_setting_of_a_request_to_the_server(files, with_head):
         if not with_head and isinstance(expected, EagleParams) and expected.needs_head:
             expected = "400"
         try:
-            params = caller.params(Speculative(**body))
+            params = maker.params(Speculative(**body))
         except ApiError as e:
             assert expected == "400" and e.status == 400, (body, e)
         else:
             assert params == expected, body
-    caller.settings = ServerSettings(files[0], head, text=False)
-    assert caller.params(Speculative(tree=False)) == EagleParams(tree=False, text=False)
+    maker.settings = ServerSettings(files[0], head, text=False)
+    assert maker.params(Speculative(tree=False)) == EagleParams(tree=False, text=False)
     with pytest.raises(ApiError, match="--no-text"):
-        caller.params(Speculative(text=True))
-    caller.close()
+        maker.params(Speculative(text=True))
+    maker.close()
     batcher.close()
 
 

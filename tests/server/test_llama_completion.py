@@ -291,7 +291,7 @@ def test_a_prompt_that_is_too_long(server):
     assert r.status_code == 400 and error["type"] == "exceed_context_size_error"
     assert error["n_ctx"] == server.batcher.n_ctx and error["n_prompt_tokens"] > error["n_ctx"]
     assert refused(server, "prompt", prompt=["x", 1] * 600).startswith("the prompt has 1200 tokens")
-    longest = server.app.state.server.caller.size.most_bytes
+    longest = server.app.state.server.choices.size.most_bytes
     error = server.client.post(PATH, json={"prompt": "x" * (longest + 1)}).json()["error"]  # is not tokenized
     assert error["code"] == "context_length_exceeded" and error["n_prompt_tokens"] > error["n_ctx"]
 

@@ -59,7 +59,7 @@ def test_two_messages_of_the_assistant_at_the_end(server):
 
 def test_a_prompt_that_is_too_long(server):
     n_ctx = server.batcher.n_ctx
-    long, whole = "word " * 2000, "x" * (server.app.state.server.caller.size.most_bytes + 1)
+    long, whole = "word " * 2000, "x" * (server.app.state.server.choices.size.most_bytes + 1)
     for text in (long, whole):  # the second is not even tokenized
         message = [{"role": "user", "content": text}]
         for path, body in (

@@ -13,10 +13,10 @@ from server_tools import CHAT, ENDLESS, running, settings, until
 from eagle3_llama.batching import RequestLlama
 from eagle3_llama.server.errors import ApiError
 from eagle3_llama.server.jobs import client_quota
-from eagle3_llama.server.jobs.client_quota import BURST, MOST_PAUSE, REQUEST, SHARE, Shares
-from eagle3_llama.server.jobs.work_queue import Places, ThreadTurns, Work
+from eagle3_llama.server.jobs.client_quota import BURST, MOST_PAUSE, REQUEST, SHARE, ClientQuota
+from eagle3_llama.server.jobs.work_queue import Places, ThreadTurns, WorkQueue
 from eagle3_llama.server.prompt import message
-from eagle3_llama.server.sandbox.cpu_time import NOBODY, Asker, Spent, spend, working_for
+from eagle3_llama.server.sandbox.cpu_time import NOBODY, Asker, CpuTime, spend, working_for
 from eagle3_llama.server.sandbox.pool import Sandbox, SandboxError
 from eagle3_llama.server.sandbox.turns import ABOUT, Turns
 
@@ -37,7 +37,7 @@ def render(sandbox, n):
 
 def test_a_childs_time_is_counted(sandbox):
     """The more it does, the longer; nothing of it where nobody counts."""
-    short, long = Spent(), Spent()
+    short, long = CpuTime(), CpuTime()
     assert short.of(render, sandbox, 1)["prompt"] == "a"
     assert long.of(render, sandbox, 300)["prompt"] == "a"
     assert 0 < short.seconds < long.seconds
@@ -49,7 +49,7 @@ def test_a_child_that_was_ended_counts_with_its_start():
     s = Sandbox(0.3, templates={"template": LOOPS, "eos": "", "bos": ""})
     try:
         render(s, 1)
-        spent = Spent()
+        spent = CpuTime()
         with pytest.raises(SandboxError, match="longer"):
             spent.of(render, s, 99_999_999)
         assert s._start_seconds > 0 and spent.seconds > 0.3 + 0.5 * s._start_seconds
@@ -71,7 +71,7 @@ def clock(monkeypatch):
 
 
 def test_who_has_taken_much_waits(clock):
-    s = Shares(lambda client: True)
+    s = ClientQuota(lambda client: True)
     s.charge("a", BURST)
     assert s.pause("a") == s.pause("b") == 0
     s.charge("a", 0.15)
@@ -86,7 +86,7 @@ def test_who_has_taken_much_waits(clock):
 
 def test_alone_nobody_waits(clock):
     busy = set()
-    s = Shares(lambda client: client in busy)
+    s = ClientQuota(lambda client: client in busy)
     s.charge("a", 10.0)
     asyncio.run(s.turn("a"))
     assert clock.slept == []
@@ -97,7 +97,7 @@ def test_alone_nobody_waits(clock):
 
 def test_each_request_counts(clock):
     """So many that the burst is used up, at once."""
-    s = Shares(lambda client: True)
+    s = ClientQuota(lambda client: True)
     for _ in range(int(BURST / REQUEST) - 1):
         asyncio.run(s.turn("a"))
     assert clock.slept == []
@@ -108,7 +108,7 @@ def test_each_request_counts(clock):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_children_are_charged_to_the_asker(clock, fails):
-    s = Shares(lambda client: True)
+    s = ClientQuota(lambda client: True)
 
     def work():
         spend(BURST + 0.1)
@@ -118,7 +118,7 @@ def test_children_are_charged_to_the_asker(clock, fails):
 
     async def ask(client):
         await s.turn(client)
-        return await Work(1, 0, "try this").run(work)
+        return await WorkQueue(1, 0, "try this").run(work)
 
     if fails:
         with pytest.raises(KeyError):
@@ -189,14 +189,14 @@ def test_a_full_queue_has_room_for_another_client():
 
 def test_work_in_turn(clock):
     """Of one client there is as much as it sends; another one's comes next, and its time is charged."""
-    s, order = Shares(lambda client: False), []
+    s, order = ClientQuota(lambda client: False), []
 
     async def ask(work, client):
         await s.turn(client)
         await work.run(order.append, client)
 
     async def main():
-        work = Work(1, 20, "try this")
+        work = WorkQueue(1, 20, "try this")
         held = asyncio.ensure_future(work.run(threading.Event().wait, 0.05))
         await asyncio.sleep(0)
         jobs = [asyncio.ensure_future(ask(work, client)) for client in "aaaaaab"]
@@ -206,7 +206,7 @@ def test_work_in_turn(clock):
         await asyncio.gather(held, *jobs)
         assert work.inside == 0
         with pytest.raises(ApiError, match="too many requests try this"):
-            await Work(1, -1, "try this").run(order.append, "d")
+            await WorkQueue(1, -1, "try this").run(order.append, "d")
 
     asyncio.run(main())
     assert order[:2] in (["a", "b"], ["b", "a"]) and order.count("a") == 6 and "c" not in order
@@ -217,7 +217,7 @@ def test_work_waits_until_its_client_has_paid():
     owed, done = [0.0], []
 
     async def main():
-        work = Work(1, 9, "try this")
+        work = WorkQueue(1, 9, "try this")
         mine = Asker("a", pause=lambda: owed[0])
         token = client_quota._asker.set(mine)
         first = asyncio.ensure_future(work.run(lambda: owed.__setitem__(0, 0.05)))
@@ -315,7 +315,7 @@ def post(server, key, **body):
 
 def test_a_client_waits_while_another_generates(server, monkeypatch):
     """It is answered all the same. The other one, and a lone one, wait for nothing."""
-    own, slept = server.app.state.server.shares, []
+    own, slept = server.app.state.server.quota, []
     told = lambda client, pause=own.pause: slept.append((client, pause(client))) or 0.0
     monkeypatch.setattr(own, "pause", told)
     assert post(server, "key-b").status_code == 200
@@ -336,7 +336,7 @@ def test_a_client_waits_while_another_generates(server, monkeypatch):
 
 def test_what_a_request_takes_is_charged(server, monkeypatch):
     """The thread of its answer, the batcher's time for it alone, and nothing of another client."""
-    own, charged = server.app.state.server.shares, []
+    own, charged = server.app.state.server.quota, []
     monkeypatch.setattr(own, "charge", lambda client, seconds: charged.append((client, seconds)))
     assert post(server, "key-a", messages=[{"role": "user", "content": "word " * 300}]).status_code == 200
     assert {client for client, _ in charged} == {"a"} and min(s for _, s in charged) >= 0
@@ -351,7 +351,7 @@ def test_what_a_request_takes_is_charged(server, monkeypatch):
 
 
 def test_status_routes_wait_for_nothing(server):
-    server.app.state.server.shares.charge("a", 1e3)
+    server.app.state.server.quota.charge("a", 1e3)
     for path in ("/health", "/v1/models", "/metrics"):
         assert server.client.get(path).status_code == 200
 

@@ -450,7 +450,7 @@ def test_items_are_read_beside_the_event_loop(server, client, monkeypatch):
     made, begun, go, charged = create(client), threading.Event(), threading.Event(), []
     held = lambda *args: (begun.set(), go.wait(60), store_pages.page(*args))[2]
     monkeypatch.setattr(routes, "page", held)
-    shares = server.app.state.server.shares
+    shares = server.app.state.server.quota
     monkeypatch.setattr(shares, "charge", lambda who, seconds: charged.append(who))
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(server.client.get, f"/v1/responses/{made.id}/input_items")

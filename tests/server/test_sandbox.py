@@ -13,7 +13,7 @@ from server_tools import no_threads, until
 from tiers import each
 
 from eagle3_llama import EagleError
-from eagle3_llama.server.jobs.work_queue import Once
+from eagle3_llama.server.jobs.work_queue import Lazy
 from eagle3_llama.server.prompt.message import Deltas
 from eagle3_llama.server.prompt.named_formats import call_tool
 from eagle3_llama.server.sandbox import child
@@ -221,7 +221,7 @@ def test_the_cache_counts_sizes():
 def test_once_is_once():
     """Of many threads one makes it; a failure is everyone's."""
     made, got, gate = [], [], threading.Event()
-    once = Once(lambda: (gate.wait(60), made.append(1), "x")[2])
+    once = Lazy(lambda: (gate.wait(60), made.append(1), "x")[2])
     threads = [threading.Thread(target=lambda: got.append(once())) for _ in range(4)]
     for t in threads:
         t.start()
@@ -229,7 +229,7 @@ def test_once_is_once():
     for t in threads:
         t.join(60)
     assert got == ["x"] * 4 and made == [1]
-    broken = Once(lambda: made.append(2) or 1 / 0)
+    broken = Lazy(lambda: made.append(2) or 1 / 0)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             broken()

@@ -231,8 +231,8 @@ def test_two_prompts_are_tokenised_at_a_time(server, monkeypatch, pool):
 @pytest.mark.parametrize(
     "path, content, owner, name",
     [
-        ("/tokenize", {"content": "x5"}, "caller.size", "check_special"),
-        (COMPLETIONS, {"prompt": "x5", "max_tokens": 1}, "caller.size", "check_fits"),
+        ("/tokenize", {"content": "x5"}, "choices.size", "check_special"),
+        (COMPLETIONS, {"prompt": "x5", "max_tokens": 1}, "choices.size", "check_fits"),
         ("/detokenize", {"tokens": [60]}, "batcher.base", "detokenize"),
         (COMPLETIONS, {"prompt": "x" * 20_000}, "read_body", "parse"),
     ],
@@ -267,9 +267,9 @@ def test_a_named_tools_schema_is_converted_once(server, shared, monkeypatch):
     from llama_cpp import llama_grammar
 
     asked, made = [], []
-    call, convert = shared.caller._grammars.call, llama_grammar.json_schema_to_gbnf
+    call, convert = shared.choices._grammars.call, llama_grammar.json_schema_to_gbnf
     monkeypatch.setattr(
-        shared.caller._grammars, "call", lambda **request: (asked.append(request["do"]), call(**request))[1]
+        shared.choices._grammars, "call", lambda **request: (asked.append(request["do"]), call(**request))[1]
     )
     monkeypatch.setattr(
         llama_grammar, "json_schema_to_gbnf", lambda text, *more: (made.append(text), convert(text, *more))[1]
@@ -291,9 +291,9 @@ def test_a_named_tools_schema_is_converted_once(server, shared, monkeypatch):
 
 
 def test_a_refused_schema_is_asked_about_once_a_request(server, shared, monkeypatch):
-    asked, call = [], shared.caller._grammars.call
+    asked, call = [], shared.choices._grammars.call
     monkeypatch.setattr(
-        shared.caller._grammars, "call", lambda **request: (asked.append(request["do"]), call(**request))[1]
+        shared.choices._grammars, "call", lambda **request: (asked.append(request["do"]), call(**request))[1]
     )
     assert (
         ask(

@@ -209,11 +209,11 @@ def test_nothing_of_a_request_is_in_the_log(server, monkeypatch, caplog, capfd):
         assert server.client.get(f"/v1/responses/{MARK}/input_items?limit={MARK}").status_code == 400
         for e in quoting():
             with monkeypatch.context() as m:
-                m.setattr(shared.caller, "completion", lambda body, e=e: raised(e))
+                m.setattr(shared.choices, "completion", lambda body, e=e: raised(e))
                 assert server.client.post(COMPLETIONS, json={"prompt": MARK}).status_code == 500
             with monkeypatch.context() as m:
                 call = lambda body, e=e: [Choice(0, 0, lambda llm: raised(e))]
-                m.setattr(shared.caller, "completion", call)
+                m.setattr(shared.choices, "completion", call)
                 m.setattr("eagle3_llama.server.jobs.job.from_exception", lambda *_: internal())
                 assert server.client.post(COMPLETIONS, json={"prompt": MARK}).status_code == 500
             with monkeypatch.context() as m, contextlib.suppress(httpx.RemoteProtocolError):

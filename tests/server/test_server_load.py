@@ -28,7 +28,7 @@ def test_the_hostile_load(files, load, monkeypatch):
         def watched(slot, job, piece):
             assert piece.logits is None and all(len(top.ids) == 20 for top in piece.tops)
             deliver(slot, job, piece)
-            in_flight.append(job.pieces.qsize())
+            in_flight.append(job.outputs.qsize())
             inside.append(shared.tokenizing.inside)
             reserved.append(shared.gate.logprobs.held)
 

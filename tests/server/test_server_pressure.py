@@ -408,7 +408,7 @@ def test_a_hostile_template(server, template, seconds, said):
     server.batcher.base.metadata["tokenizer.chat_template"] = template
     try:
         with other(server, template_timeout=seconds) as s:
-            s.app.state.server.caller._library._templates.start()
+            s.app.state.server.choices._library._templates.start()
             r = ask(s.client)
             assert r.status_code == 400 and r.json()["error"]["param"] == "messages", r.text
             assert re.search(said, r.json()["error"]["message"]), r.text

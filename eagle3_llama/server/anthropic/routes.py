@@ -51,7 +51,7 @@ async def _answer(server: Server, request: Request, body: MessagesBody) -> Respo
     if server.settings.log_prompts:
         record.prompt = body.model_dump(include={"system", "messages"})
     stopped = Stopped(body.stop_sequences)
-    prepare = lambda: [stopped.watch(choice) for choice in server.caller.chat(chat_of(body))]
+    prepare = lambda: [stopped.watch(choice) for choice in server.choices.chat(chat_of(body))]
     job = server.job(record, await server.preparing.run(prepare), body, "messages")
     shape = MessageShape(
         answer_id=f"msg_{record.request_id}",
@@ -65,4 +65,4 @@ async def _answer(server: Server, request: Request, body: MessagesBody) -> Respo
 
 
 def _count(server: Server, body: CountBody) -> dict[str, int]:
-    return {"input_tokens": server.caller.count(chat_of(body), server.batcher.base)}
+    return {"input_tokens": server.choices.count(chat_of(body), server.batcher.base)}

@@ -16,7 +16,7 @@ from ...errors import EagleError
 from ..errors import ApiError, deadline_passed, from_exception, shutting_down, wrong
 from ..http import openapi
 from ..http.held import HeldResponse
-from ..jobs.work_queue import Work
+from ..jobs.work_queue import WorkQueue
 from ..sandbox.prompt_size import PromptSize
 from .body import MAX_NUMBERS, EmbeddingBody, EmbeddingList, written
 
@@ -30,7 +30,7 @@ class Embeddings:
     def __init__(self, server: Server) -> None:
         self.server: Server = server
         self.embedder: Any = server.embedder
-        self.work = Work(1, 2 * server.settings.capacity, "want embeddings")
+        self.work = WorkQueue(1, 2 * server.settings.capacity, "want embeddings")
         self._size = PromptSize(self.embedder, self.embedder.most) if self.embedder is not None else None
 
     async def create(self, request: Request) -> Response:

@@ -18,7 +18,7 @@ from starlette.routing import Match
 
 from ...llama.usage import TokenUsage
 from ..errors import FORMS, MAX_HEADERS, ApiError, headers_too_large, internal, shutting_down
-from ..jobs.client_quota import Shares
+from ..jobs.client_quota import ClientQuota
 from ..jobs.job import RequestJob
 from ..metrics.own import Metrics
 from ..settings import ServerSettings
@@ -59,10 +59,10 @@ class Access:
         app: Any,
         settings: ServerSettings,
         metrics: Metrics,
-        shares: Shares,
+        quota: ClientQuota,
         draining: Callable[[], bool],
     ) -> None:
-        self.app, self.settings, self.metrics, self.shares = app, settings, metrics, shares
+        self.app, self.settings, self.metrics, self.quota = app, settings, metrics, quota
         self.guard, self.draining = Guard(settings), draining
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -83,7 +83,7 @@ class Access:
             if refused is not None:
                 record.error = refused.code
             elif method == "POST" or "/responses/" in scope["path"]:
-                await self.shares.turn(record.client)
+                await self.quota.turn(record.client)
             app = self.app if refused is None else error_response(refused, scope["path"])
             await app(scope, talk.receive, talk.send)
         except Exception:

@@ -32,7 +32,7 @@ from .traces import keep_requests_out
 
 # Each is a folder. Its add() adds the routes and returns the models of their bodies and answers.
 APIS: tuple[Any, ...] = (openai, anthropic, responses, tokens, embeddings, llama_server)
-MOST_THREADS = 32  # for all kinds of Work together, and for answers that are written
+MOST_THREADS = 32  # for all kinds of WorkQueue together, and for answers that are written
 
 
 def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
@@ -47,7 +47,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # as many threads as there is work at once: who waits for a thread would wait out of turn
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MOST_THREADS, "work"))
-        server.caller.start()
+        server.choices.start()
         yield
         server.close()
 
@@ -59,7 +59,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     chat_page.add(app)
     _add_shorter_paths(app)
     _add_errors(app)
-    more: dict[str, Any] = {"metrics": server.metrics, "shares": server.shares}
+    more: dict[str, Any] = {"metrics": server.metrics, "quota": server.quota}
     app.add_middleware(Access, settings=settings, draining=lambda: server.gate.draining, **more)
     if settings.cors_origin:
         app.add_middleware(

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ..body.field_names import field_names
 from ..errors import ApiError, from_validation
-from ..jobs.work_queue import Room, Work
+from ..jobs.work_queue import ByteBudget, WorkQueue
 
 MAX_KEYS = 50_000
 BODY_SECONDS = 30.0  # time that a client has to send its body
@@ -28,13 +28,15 @@ _OTHER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # those of UTF-32 beg
 T = TypeVar("T", bound=BaseModel)
 
 
-class Bodies:
+class BodyReader:
     """Reads and validates the bodies of all requests. most: bytes of a single one."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.room = Room(max(MAX_BODIES, most), "send their bodies")
-        self.checking = Work(1, 1 << 16, "have large bodies")  # the room limits them before this number does
+        self.room = ByteBudget(max(MAX_BODIES, most), "send their bodies")
+        self.checking = WorkQueue(
+            1, 1 << 16, "have large bodies"
+        )  # the room limits them before this number does
 
     async def read(
         self, request: Request, model: type[T], pick: Callable[[bytes], type[T]] | None = None
@@ -51,7 +53,7 @@ class Bodies:
             self.room.give_back(sum(map(len, parts)))
 
 
-async def _receive(request: Request, parts: list[bytes], room: Room, most: int) -> None:
+async def _receive(request: Request, parts: list[bytes], room: ByteBudget, most: int) -> None:
     """Appends the pieces of the body to `parts` and takes their sizes from `room`."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # For this type, a browser asks for permission (CORS preflight) before it sends another site's body.
@@ -72,7 +74,7 @@ async def _receive(request: Request, parts: list[bytes], room: Room, most: int) 
         raise ApiError(499, "the client disconnected", code="cancelled") from None
 
 
-async def _gather(request: Request, parts: list[bytes], room: Room, most: int) -> None:
+async def _gather(request: Request, parts: list[bytes], room: ByteBudget, most: int) -> None:
     size = 0
     async for part in request.stream():
         size += len(part)

@@ -55,11 +55,11 @@ def protocol(most: int, parser: str | None = None) -> type[Any]:
     if parser is not None:
         base = importlib.import_module(f"uvicorn.protocols.http.{parser}_impl")
         base = base.H11Protocol if parser == "h11" else base.HttpToolsProtocol
-    bases = (BoundedHeaders, Patience, base) if hasattr(base, "on_header") else (Patience, base)
+    bases = (BoundedHeaders, ReadTimeouts, base) if hasattr(base, "on_header") else (ReadTimeouts, base)
     return type("Protocol", bases, {"most": most})
 
 
-class Patience:
+class ReadTimeouts:
     """Limits for one of uvicorn's HTTP protocols."""
 
     connections: set[Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ..jobs.work_queue import Room
+from ..jobs.work_queue import ByteBudget
 
 MAX_ANSWERS = 1 << 28  # bytes of all such answers that have not been read yet
 
@@ -20,7 +20,7 @@ class HeldResponse(Response):
 
     media_type = "application/json"
 
-    def __init__(self, body: bytes | str, room: Room) -> None:
+    def __init__(self, body: bytes | str, room: ByteBudget) -> None:
         super().__init__(body)
         self._room, self._size = room, min(len(self.body), room.most)  # one alone always has room
         room.take(self._size)

@@ -15,15 +15,15 @@ from ..body.chat import ChatBody
 from ..body.completions import CompletionBody
 from ..body.fields import bounded
 from ..errors import from_exception
-from ..jobs.client_quota import Shares
+from ..jobs.client_quota import ClientQuota
 from ..jobs.gate import Gate
 from ..jobs.job import Choice, RequestJob
-from ..jobs.work_queue import Room, Work
+from ..jobs.work_queue import ByteBudget, WorkQueue
 from ..metrics.own import Metrics
-from ..prompt.choices import Caller
+from ..prompt.choices import ChoiceMaker
 from ..settings import ServerSettings
 from .access import Record
-from .body_reader import Bodies
+from .body_reader import BodyReader
 from .held import MAX_ANSWERS, HeldResponse
 from .shapes import Shape, dumps
 from .stream import EventStream, respond
@@ -35,16 +35,16 @@ class Server:
     def __init__(self, settings: ServerSettings, batcher: Any) -> None:
         self.settings, self.batcher = settings, batcher
         self.name = settings.model_alias or Path(settings.model).stem
-        self.shares = Shares(batcher.serves_others)
-        self.gate = Gate(settings.capacity, settings.n_parallel, self.shares)
+        self.quota = ClientQuota(batcher.serves_others)
+        self.gate = Gate(settings.capacity, settings.n_parallel, self.quota)
         self.metrics = Metrics(batcher, self.name)
-        self.bodies = Bodies(settings.most_body)
-        self.preparing = Work(2, 2 * settings.capacity, "are being prepared")
-        self.tokenizing = Work(1, 8, "tokenize texts")
-        self.counting = Work(2, 2 * settings.capacity, "have their tokens counted")
-        self.files = Work(1, 8, "save or restore slots")
-        self.answers = Room(MAX_ANSWERS, "have answers that they do not read")
-        self.caller = Caller(settings, batcher.base, self.name)
+        self.bodies = BodyReader(settings.most_body)
+        self.preparing = WorkQueue(2, 2 * settings.capacity, "are being prepared")
+        self.tokenizing = WorkQueue(1, 8, "tokenize texts")
+        self.counting = WorkQueue(2, 2 * settings.capacity, "have their tokens counted")
+        self.files = WorkQueue(1, 8, "save or restore slots")
+        self.answers = ByteBudget(MAX_ANSWERS, "have answers that they do not read")
+        self.choices = ChoiceMaker(settings, batcher.base, self.name)
         self.embedder = Embedder(batcher, settings.embeddings) if settings.embeddings is not None else None
         self.chat_body, self.completion_body = bounded(ChatBody, settings), bounded(CompletionBody, settings)
 
@@ -64,7 +64,7 @@ class Server:
         record.stream = bool(body.stream)
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include={"messages", "prompt"})
-        prepare = self.caller.chat if chat else self.caller.completion
+        prepare = self.choices.chat if chat else self.choices.completion
         choices = await self.preparing.run(prepare, body)  # in a thread: texts may be long
         job = self.job(record, choices, body, "messages" if chat else "prompt")
         return await respond(
@@ -83,7 +83,7 @@ class Server:
             batcher=self.batcher,
             gate=self.gate,
             choices=choices,
-            params=self.caller.params(body.speculative),
+            params=self.choices.params(body.speculative),
             timeout=self.settings.timeout,
             request_id=record.request_id,
             client=record.client,
@@ -104,15 +104,18 @@ class Server:
 
     def count(self, body: Any) -> dict[str, Any]:
         """The answer of the routes that count a chat's tokens. Raises ApiError."""
-        return {"object": "response.input_tokens", "input_tokens": self.caller.count(body, self.batcher.base)}
+        return {
+            "object": "response.input_tokens",
+            "input_tokens": self.choices.count(body, self.batcher.base),
+        }
 
     def close(self) -> None:
         """Ends what the routes started."""
-        self.caller.close()
+        self.choices.close()
         if self.embedder is not None:
             self.embedder.close()
 
-    async def ask(self, work: Work, function: Any, *args: Any) -> Response:
+    async def ask(self, work: WorkQueue, function: Any, *args: Any) -> Response:
         """Runs a blocking function and answers with its result as JSON. An EagleError becomes an ApiError."""
         try:
             return HeldResponse(await work.run(lambda: dumps(function(*args))), self.answers)

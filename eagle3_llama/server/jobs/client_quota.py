@@ -24,7 +24,7 @@ MOST_PAUSE = 5.0  # seconds
 _asker: contextvars.ContextVar[Asker] = contextvars.ContextVar("asker", default=NOBODY)
 
 
-class Shares:
+class ClientQuota:
     """The accounts of the clients. others: whether another client than this one generates."""
 
     def __init__(self, others: Callable[[str], bool]) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..errors import ApiError, shutting_down
-from .client_quota import Shares
-from .work_queue import Places, Room
+from .client_quota import ClientQuota
+from .work_queue import ByteBudget, Places
 
 FLUSH = 0.5  # the last seconds of --grace, in which clients are told that their requests were cancelled
 MAX_LOGPROBS = 1 << 28  # bytes of logprobs in all answers that have not been sent yet
@@ -30,10 +30,10 @@ class Gate:
     When one client has taken all of that, another one may still have its equal part.
     """
 
-    def __init__(self, capacity: int, n_parallel: int, shares: Shares) -> None:
-        self.capacity, self.n_parallel, self.shares = capacity, n_parallel, shares
+    def __init__(self, capacity: int, n_parallel: int, quota: ClientQuota) -> None:
+        self.capacity, self.n_parallel, self.quota = capacity, n_parallel, quota
         self.draining = False
-        self.logprobs = Room(MAX_LOGPROBS, "ask for logprobs")
+        self.logprobs = ByteBudget(MAX_LOGPROBS, "ask for logprobs")
         self.jobs: set[Running] = set()
         self._places, self._seconds = Places(capacity), 1.0
         self._lock = threading.Condition()

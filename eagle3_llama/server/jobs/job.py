@@ -224,7 +224,7 @@ class RequestJob:
     def _work(self, choice: Choice | None) -> None:
         while choice is not None:
             started = time.monotonic()
-            with working_for(self.gate.shares.asker(self.client)):
+            with working_for(self.gate.quota.asker(self.client)):
                 good = self._run(choice)
             self.gate.took(time.monotonic() - started)
             choice = self._next() if good else None
@@ -252,7 +252,7 @@ class RequestJob:
             return False
         finally:
             if llm is not None and (waits := llm.waits()) is not None:
-                self.gate.shares.charge(self.client, waits["alone"])
+                self.gate.quota.charge(self.client, waits["alone"])
 
     def _ended(self) -> None:
         with self._lock:

@@ -47,7 +47,7 @@ class Places:
             del self._of[client]
 
 
-class Work(Places):
+class WorkQueue(Places):
     """One kind of blocking work, run in threads: `at_once` at a time, with `waiting` more in the queue.
 
     The clients take turns: see Turns. what: the words that follow "too many requests" in the error.
@@ -131,7 +131,7 @@ class ThreadTurns:
                 self._changed.notify_all()
 
 
-class Room:
+class ByteBudget:
     """A limit on the bytes that all requests hold together."""
 
     def __init__(self, most: int, what: str) -> None:
@@ -151,7 +151,7 @@ class Room:
             self.held -= size
 
 
-class Once(Generic[T]):
+class Lazy(Generic[T]):
     """A value that several threads need. The first one makes it. If that fails, all get its exception."""
 
     def __init__(self, make: Callable[[], T]) -> None:

@@ -20,7 +20,7 @@ from ..grammar.schema_room import SchemaRoom
 from ..grammar.schemas import enforceable, unenforced
 from ..jobs.gate import MAX_LOGPROBS
 from ..jobs.job import Choice
-from ..jobs.work_queue import Once, ThreadTurns
+from ..jobs.work_queue import Lazy, ThreadTurns
 from ..sandbox.pool import START_SECONDS, Sandbox
 from ..sandbox.prompt_size import PromptSize
 from ..sandbox.sized_cache import SizedCache
@@ -39,7 +39,7 @@ CHAT_TEMPERATURE = 0.2  # llama-cpp-python's default for chats
 GRAMMAR_CACHE = 1 << 24  # characters of the grammars and schemas that passed the sandbox's check
 
 
-class Caller:
+class ChoiceMaker:
     """Makes choices from bodies, for one model. Owns the sandboxes for templates and for grammars."""
 
     def __init__(self, settings: ServerSettings, base: Any, model_name: str) -> None:
@@ -136,7 +136,7 @@ class Caller:
                     return made, self._grammar(body.grammar) or ""
                 return made, self._readable(made.grammar, "tools", marks)
 
-        prepared = Once(prepare)  # for all choices
+        prepared = Lazy(prepare)  # for all choices
 
         def call(llm: Any, seed: int) -> Any:
             made, grammar = prepared()
@@ -174,9 +174,9 @@ class Caller:
         if body.logprobs:
             arguments |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
         arguments |= tools | {"messages": messages, "model": self.model_name}
-        grammar = Once(lambda: self._grammar(body.grammar) or self._schema(wanted, schema_field(body), marks))
+        grammar = Lazy(lambda: self._grammar(body.grammar) or self._schema(wanted, schema_field(body), marks))
         terms = lambda: forced and enforceable(forced, SchemaRoom(marks, "tools"))
-        of_tool = Once(lambda: self._schema(terms(), "tools", marks, strict))
+        of_tool = Lazy(lambda: self._schema(terms(), "tools", marks, strict))
 
         def call(llm: Any, seed: int) -> Any:
             text = grammar()
@@ -228,7 +228,7 @@ class Caller:
         marks = Marks(body.json_schema)
         schema = enforceable(body.json_schema, SchemaRoom(marks, "json_schema"))  # None stays None
         own = body.grammar
-        grammar = Once(lambda: self._grammar(own) or self._schema(schema, "json_schema", marks, True))
+        grammar = Lazy(lambda: self._grammar(own) or self._schema(schema, "json_schema", marks, True))
 
         def call(llm: Any, prompt: Any, seed: int) -> Any:
             return complete(llm, prompt, **arguments, grammar=_parsed(grammar()), seed=seed)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from ...common.guarded_json import read_json
-from ..sandbox.cpu_time import Spent
+from ..sandbox.cpu_time import CpuTime
 from ..sandbox.pool import SandboxBusy, SandboxError
 
 FREE = 0.005  # seconds of a child's processor that a reading of an answer may take
@@ -112,7 +112,7 @@ def streamed(chunks: Iterable[dict[str, Any]], deltas: Deltas, interval: float) 
         probs += (chat_logprobs(choice["logprobs"]) or {"content": []})["content"]
         if finish is None and time.monotonic() < due:
             continue
-        spent = Spent()
+        spent = CpuTime()
         new: list[dict[str, Any]] = spent.of(list, deltas.of(text, finish != "stop", finish is not None))
         for delta in new:
             yield _chunk(delta, {"content": probs, "refusal": None} if probs else None, None)

@@ -16,7 +16,7 @@ from ..http.held import HeldResponse
 from ..http.left_out import tell
 from ..http.openapi import InputTokens
 from ..http.shapes import dumps
-from ..jobs.work_queue import Work
+from ..jobs.work_queue import WorkQueue
 from .answer import ResponseShape, ResponseStream
 from .body import ResponseBody
 from .store import ResponseStore
@@ -32,7 +32,7 @@ class Responses:
         self.server, self.settings = server, server.settings
         self.store = ResponseStore(self.settings.responses_of_client)
         self.body = bounded(ResponseBody, self.settings)
-        self.reading = Work(1, 2 * self.settings.capacity, "read stored answers")
+        self.reading = WorkQueue(1, 2 * self.settings.capacity, "read stored answers")
 
     async def create(self, request: Request) -> Response:
         """Answers one request. Raises ApiError with the names of this API's fields."""

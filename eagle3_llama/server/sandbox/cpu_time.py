@@ -49,7 +49,7 @@ def current() -> Asker:
     return getattr(_thread, "asker", NOBODY)
 
 
-class Spent:
+class CpuTime:
     """Seconds of children's processor time. They are counted while a thread is within `of`."""
 
     def __init__(self) -> None:
@@ -70,6 +70,6 @@ class Spent:
 def spend(seconds: float) -> None:
     """A child has worked so long for this thread. The client is charged at once: its other requests wait."""
     current().charge(seconds)
-    spent: Spent | None = getattr(_thread, "spent", None)
+    spent: CpuTime | None = getattr(_thread, "spent", None)
     if spent is not None:
         spent.seconds += seconds

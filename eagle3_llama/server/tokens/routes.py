@@ -51,21 +51,21 @@ def add(app: FastAPI, server: Server) -> list[type[BaseModel]]:
 
 
 def _prompt(server: Server, body: TemplateBody) -> dict[str, str]:
-    made = server.caller.rendered(body)
+    made = server.choices.rendered(body)
     begins = made.generation_prompt if body.add_generation_prompt is False else ""
     return {"prompt": made.prompt.removesuffix(begins)}
 
 
 def _tokenize(server: Server, body: TokenizeBody) -> dict[str, Any]:
     if body.parse_special:
-        server.caller.size.check_special(body.content, "content")
+        server.choices.size.check_special(body.content, "content")
     base = server.batcher.base
     tokens = base.tokenize(body.content.encode(), body.add_special, body.parse_special)
     return {"tokens": [piece(t, base._bytes_of(t, True)) for t in tokens] if body.with_pieces else tokens}
 
 
 def _detokenize(server: Server, body: DetokenizeBody) -> dict[str, str]:
-    if max(body.tokens, default=0) >= server.caller.n_vocab:
-        raise wrong("tokens", f"the model's token ids are 0..{server.caller.n_vocab - 1}")
+    if max(body.tokens, default=0) >= server.choices.n_vocab:
+        raise wrong("tokens", f"the model's token ids are 0..{server.choices.n_vocab - 1}")
     text = server.batcher.base.detokenize(body.tokens) if body.tokens else b""
     return {"content": text.decode("utf-8", "replace")}

@@ -3,7 +3,7 @@
 // The source is EAGLE-2 (arXiv 2406.16858), section 4.
 #include "draft/draft.hpp"
 
-#include "draft/front.hpp"
+#include "draft/frontier.hpp"
 
 #include <algorithm>
 
@@ -54,7 +54,7 @@ void drafter::grow_drafts(std::vector<ask> asks) {
     for (ask & a : asks) {
         a.kind = a.kind == EAGLE3_PLANNED && now == planner::turn::look ? EAGLE3_PLAIN : a.kind;
     }
-    growth g;
+    draft_tree g;
     begin_asks(g, asks);
     if (g.asks.empty()) {
         foresee({}, 0);
@@ -103,7 +103,7 @@ bool drafter::drafts_for(const source & from, const ask & a) const {
 }
 
 // Lets the sources offer that take no pass of the head.
-void drafter::offer_for_free(growth & g) {
+void drafter::offer_for_free(draft_tree & g) {
     for (const auto & from : slots_.sources()) {
         std::vector<int> open;
         for (int a = 0; a < (int) g.asks.size() && !from->takes_passes(); ++a) {
@@ -119,7 +119,7 @@ void drafter::offer_for_free(growth & g) {
 }
 
 // Returns the asks that the head drafts for in this round.
-std::vector<int> drafter::head_asks(const growth & g, planner::turn now) const {
+std::vector<int> drafter::head_asks(const draft_tree & g, planner::turn now) const {
     std::vector<int> open;
     for (int a = 0; a < (int) g.asks.size() && slots_.head(); ++a) {
         if (drafts_for(*slots_.head(), g.asks[a]) &&
@@ -132,7 +132,7 @@ std::vector<int> drafter::head_asks(const growth & g, planner::turn now) const {
 
 // Says whether the head drafts: it does where an ask is for the head alone, or nothing else was offered, or
 // its first pass is expected to pay beside what was.
-bool drafter::runs_head(const growth & g, planner::turn now) {
+bool drafter::runs_head(const draft_tree & g, planner::turn now) {
     const std::vector<int> open = head_asks(g, now);
     const bool fixed =
         std::any_of(open.begin(), open.end(), [&](int a) { return g.asks[a].kind != EAGLE3_PLANNED; });
@@ -144,9 +144,9 @@ bool drafter::runs_head(const growth & g, planner::turn now) {
 
 // Does the head's work that gathered while it drafted nothing, so that the first pass of all slots has at
 // most MAX_ROWS rows. Its time does not count as the draft's: the planner would take drafts for expensive.
-void drafter::catch_up(const growth & g) {
+void drafter::catch_up(const draft_tree & g) {
     const int64_t start = ggml_time_us();
-    const int most      = std::min(growth_limits::overdue, MAX_ROWS / std::max(g.n_asks, 1));
+    const int most      = std::min(tree_limits::overdue, MAX_ROWS / std::max(g.n_asks, 1));
     for (const ask & a : g.asks) {
         slots_.head()->catch_up(a.slot, most);
     }
@@ -154,7 +154,7 @@ void drafter::catch_up(const growth & g) {
 }
 
 // Runs the head's first pass, and lets the others offer behind its tokens.
-void drafter::begin_head(growth & g, planner::turn now) {
+void drafter::begin_head(draft_tree & g, planner::turn now) {
     const std::vector<int> open = head_asks(g, now);
     spent_.passes_seconds += first_pass_seconds(g, open);
     spent_.steps = 1;
@@ -163,7 +163,7 @@ void drafter::begin_head(growth & g, planner::turn now) {
     follow(g);
 }
 
-void drafter::follow(growth & g) {
+void drafter::follow(draft_tree & g) {
     for (const auto & from : slots_.sources()) {
         std::vector<int> nodes;
         for (const int v : g.level) {
@@ -177,46 +177,46 @@ void drafter::follow(growth & g) {
 }
 
 // Returns the nodes of the last level that drafts of a given size extend.
-std::vector<int> drafter::fixed_front(const growth & g) const {
-    std::vector<int> front;
+std::vector<int> drafter::fixed_frontier(const draft_tree & g) const {
+    std::vector<int> frontier;
     for (int i = 0; i < (int) g.asks.size(); ++i) {
         const ask & a = g.asks[i];
         if (a.kind == EAGLE3_PLANNED) {
             continue;
         }
-        std::vector<int> level = g.level_by_reach([&](const growth::node & v) { return v.ask == i; });
+        std::vector<int> level = g.level_by_reach([&](const draft_tree::node & v) { return v.ask == i; });
         if (a.kind == EAGLE3_CHOICES) {
-            std::copy_if(level.begin(), level.end(), std::back_inserter(front),
+            std::copy_if(level.begin(), level.end(), std::back_inserter(frontier),
                 [&](int v) { return has_children(a, g.nodes[v].choice); });
             continue;
         }
         level.resize(std::min({(int) level.size(), a.width, slots_.head()->n_extensible(i)}));
-        std::copy_if(level.begin(), level.end(), std::back_inserter(front),
+        std::copy_if(level.begin(), level.end(), std::back_inserter(frontier),
             [&](int v) { return g.nodes[v].depth < a.depth && g.is_likely(g.nodes[v]); });
     }
-    return front;
+    return frontier;
 }
 
 // The head extends what it offered, as long as that pays.
-void drafter::grow(growth & g) {
+void drafter::grow(draft_tree & g) {
     while (true) {
-        std::vector<int> front = fixed_front(g);
+        std::vector<int> frontier = fixed_frontier(g);
         const std::vector<int> planned =
-            planned_front(g, g.most_rows, [&](int a) { return slots_.head()->n_extensible(a); });
-        front.insert(front.end(), planned.begin(), planned.end());
-        if (front.empty()) {
+            planned_frontier(g, g.most_rows, [&](int a) { return slots_.head()->n_extensible(a); });
+        frontier.insert(frontier.end(), planned.begin(), planned.end());
+        if (frontier.empty()) {
             return;
         }
         g.level.clear();
-        spent_.passes_seconds += planner_.pass_seconds(std::min((int) front.size(), MAX_ROWS), false);
-        slots_.head()->extend(g, front);
+        spent_.passes_seconds += planner_.pass_seconds(std::min((int) frontier.size(), MAX_ROWS), false);
+        slots_.head()->extend(g, frontier);
         follow(g);
         ++spent_.steps;
     }
 }
 
 // An ask drafts nothing if there is no room for it or no source is ready.
-void drafter::begin_asks(growth & g, const std::vector<ask> & asks) {
+void drafter::begin_asks(draft_tree & g, const std::vector<ask> & asks) {
     g.plan      = &planner_;
     g.n_asks    = (int) asks.size();
     g.most_rows = slots_.most_rows - n_waiting(asks);
@@ -239,10 +239,10 @@ void drafter::begin_asks(growth & g, const std::vector<ask> & asks) {
 }
 
 // Returns what the planner expects of the head's first pass, for these asks.
-float drafter::first_pass_seconds(const growth & g, const std::vector<int> & asks) const {
+float drafter::first_pass_seconds(const draft_tree & g, const std::vector<int> & asks) const {
     int n = 0;
     const int most =
-        std::min(growth_limits::overdue, MAX_ROWS / std::max(g.n_asks, 1));  // catch_up() does the others
+        std::min(tree_limits::overdue, MAX_ROWS / std::max(g.n_asks, 1));  // catch_up() does the others
     for (const int a : asks) {
         n += std::min(slots_.head()->n_pending(g.asks[a].slot), most);
     }
@@ -258,7 +258,7 @@ int drafter::room(const ask & a, int n_asks) const {
     return std::max(std::min(slots_.n_ctx - slots_.at(a.slot).n_past - 1, rows), 0);
 }
 
-// Returns the ask as growth takes it: chains and choices are trees of a certain depth and width.
+// Returns the ask as draft_tree takes it: chains and choices are trees of a certain depth and width.
 ask drafter::grown(ask a, int n_asks) const {
     if (a.kind == EAGLE3_CHOICES) {
         a.n_max = a.n;

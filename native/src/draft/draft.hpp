@@ -37,26 +37,26 @@ class drafter {
     int n_waiting(const std::vector<ask> & asks) const;
     planner::turn turn_of(const std::vector<ask> & asks);
     bool drafts_for(const source & from, const ask & a) const;
-    void offer_for_free(growth & g);
-    std::vector<int> head_asks(const growth & g, planner::turn now) const;
-    bool runs_head(const growth & g, planner::turn now);
-    void catch_up(const growth & g);
-    void begin_head(growth & g, planner::turn now);
-    void follow(growth & g);
-    void begin_asks(growth & g, const std::vector<ask> & asks);
-    float first_pass_seconds(const growth & g, const std::vector<int> & asks) const;
+    void offer_for_free(draft_tree & g);
+    std::vector<int> head_asks(const draft_tree & g, planner::turn now) const;
+    bool runs_head(const draft_tree & g, planner::turn now);
+    void catch_up(const draft_tree & g);
+    void begin_head(draft_tree & g, planner::turn now);
+    void follow(draft_tree & g);
+    void begin_asks(draft_tree & g, const std::vector<ask> & asks);
+    float first_pass_seconds(const draft_tree & g, const std::vector<int> & asks) const;
     int room(const ask & a, int n_asks) const;
     ask grown(ask a, int n_asks) const;
 
-    void grow(growth & g);
-    std::vector<int> fixed_front(const growth & g) const;
+    void grow(draft_tree & g);
+    std::vector<int> fixed_frontier(const draft_tree & g) const;
 
-    std::vector<std::vector<int>> choose(const growth & g);
+    std::vector<std::vector<int>> choose(const draft_tree & g);
     void choose_even(
-        const growth & g, const std::vector<int> & planned, std::vector<std::vector<int>> & chosen);
+        const draft_tree & g, const std::vector<int> & planned, std::vector<std::vector<int>> & chosen);
     void foresee(const std::vector<float> & reach, int n_fixed);
-    std::vector<int> chosen_of(const growth & g, int ask) const;
-    void take_nodes(const growth & g, int ask, std::vector<int> order);
+    std::vector<int> chosen_of(const draft_tree & g, int ask) const;
+    void take_nodes(const draft_tree & g, int ask, std::vector<int> order);
     void take_given(const ask & a, int n_asks);
 
     slots & slots_;

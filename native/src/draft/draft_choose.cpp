@@ -1,7 +1,7 @@
 // This chooses what to draft of what the sources offered.
 #include "draft/draft.hpp"
 
-#include "draft/front.hpp"
+#include "draft/frontier.hpp"
 
 #include <algorithm>
 
@@ -9,7 +9,7 @@ namespace eagle3 {
 
 // Chooses the nodes of each ask to draft: as many as were asked for, or, where the planner chooses, as many
 // as pay in all slots together.
-std::vector<std::vector<int>> drafter::choose(const growth & g) {
+std::vector<std::vector<int>> drafter::choose(const draft_tree & g) {
     std::vector<std::vector<int>> chosen(g.asks.size());
     int n_fixed = g.n_given;
     for (int i = 0; i < (int) g.asks.size(); ++i) {
@@ -44,7 +44,7 @@ std::vector<std::vector<int>> drafter::choose(const growth & g) {
 
 // Does the same for a target whose slots share a pass only as far as they have as many rows.
 void drafter::choose_even(
-    const growth & g, const std::vector<int> & planned, std::vector<std::vector<int>> & chosen) {
+    const draft_tree & g, const std::vector<int> & planned, std::vector<std::vector<int>> & chosen) {
     std::vector<int> n_waiting;
     std::vector<std::vector<int>> nodes(g.asks.size());
     std::vector<std::vector<float>> reach(g.asks.size());
@@ -71,16 +71,16 @@ void drafter::foresee(const std::vector<float> & reach, int n_fixed) {
 }
 
 // Chooses the nodes of an ask that is not the planner's.
-std::vector<int> drafter::chosen_of(const growth & g, int i) const {
+std::vector<int> drafter::chosen_of(const draft_tree & g, int i) const {
     const ask & a = g.asks[i];
     std::vector<int> chosen;
     if (a.kind == EAGLE3_CHOICES) {
-        chosen = g.by_reach([&](const growth::node & v) { return v.ask == i && v.choice >= 0; });
+        chosen = g.by_reach([&](const draft_tree::node & v) { return v.ask == i && v.choice >= 0; });
         std::sort(chosen.begin(), chosen.end(),
             [&](int v, int w) { return g.nodes[v].choice < g.nodes[w].choice; });
         return chosen;
     }
-    chosen = g.by_reach([&](const growth::node & v) { return v.ask == i && g.is_likely(v); });
+    chosen = g.by_reach([&](const draft_tree::node & v) { return v.ask == i && g.is_likely(v); });
     chosen.resize(std::min((int) chosen.size(), a.n_max));
     if (a.kind == EAGLE3_CHAIN && (int) chosen.size() < a.n_min) {
         chosen.clear();
@@ -90,9 +90,9 @@ std::vector<int> drafter::chosen_of(const growth & g, int i) const {
 
 // Makes these nodes of an ask, the likeliest first, the slot's draft, level by level. A parent's reach is
 // never below its child's, so every node's parent is among them.
-void drafter::take_nodes(const growth & g, int a, std::vector<int> order) {
+void drafter::take_nodes(const draft_tree & g, int a, std::vector<int> order) {
     slot_state & s = slots_.at(g.asks[a].slot);
-    for (const growth::node & v : g.nodes) {
+    for (const draft_tree::node & v : g.nodes) {
         if (order.empty() && v.ask == a && v.parent < 0 && g.is_planned(v)) {
             s.draft.undrafted.push_back({v.token, v.evidence});
         }
@@ -101,8 +101,8 @@ void drafter::take_nodes(const growth & g, int a, std::vector<int> order) {
     std::stable_sort(
         order.begin(), order.end(), [&](int i, int j) { return g.nodes[i].depth < g.nodes[j].depth; });
     for (int i = 0; i < (int) order.size(); ++i) {
-        const growth::node & v = g.nodes[order[i]];
-        place[order[i]]        = i;
+        const draft_tree::node & v = g.nodes[order[i]];
+        place[order[i]]            = i;
         s.draft.tokens.push_back(v.token);
         s.draft.parents.push_back(v.parent < 0 ? -1 : place[v.parent]);
         s.draft.reach.push_back(v.reach);

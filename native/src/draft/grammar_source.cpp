@@ -65,7 +65,7 @@ grammar_source::forced grammar_source::forced_by(llama_sampler * sampler) const 
 }
 
 // Offers the tokens as a chain. The last one of a text may be another that goes on beyond what is forced.
-void grammar_source::begin(growth & g, const std::vector<int> & asks) {
+void grammar_source::begin(draft_tree & g, const std::vector<int> & asks) {
     for (const int a : asks) {
         const auto & [tokens, as_text] = forced_[g.asks[a].slot];
         int node                       = -1;

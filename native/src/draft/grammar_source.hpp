@@ -25,7 +25,7 @@ class grammar_source : public source {
     int n_forced(llama_sampler * sampler) const { return (int) forced_by(sampler).tokens.size(); }
 
     bool ready(int slot) const override { return !forced_[slot].tokens.empty(); }
-    void begin(growth & g, const std::vector<int> & asks) override;
+    void begin(draft_tree & g, const std::vector<int> & asks) override;
 
     // It has no state: what a grammar forces is in the sampler.
     void kept(const kept_tokens &) override {}

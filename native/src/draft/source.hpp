@@ -2,7 +2,7 @@
 // sources.
 #pragma once
 
-#include "draft/growth.hpp"
+#include "draft/draft_tree.hpp"
 
 #include <cstdint>
 #include <vector>
@@ -42,14 +42,14 @@ class source {
 
     // For each i of asks, calls g.offer() with tokens that may follow g.asks[i].token. A source with passes
     // offers one level; others may offer descendants, too.
-    virtual void begin(growth & g, const std::vector<int> & asks) = 0;
+    virtual void begin(draft_tree & g, const std::vector<int> & asks) = 0;
 
     // A source without passes may offer descendants of these nodes, which a source with passes offered.
-    virtual void follow(growth & /* g */, const std::vector<int> & /* nodes */) {}
+    virtual void follow(draft_tree & /* g */, const std::vector<int> & /* nodes */) {}
 
     // A source with passes offers children of these nodes in one pass. Their parents were in the pass before,
     // but other sources may have offered them.
-    virtual void extend(growth & /* g */, const std::vector<int> & /* nodes */) {}
+    virtual void extend(draft_tree & /* g */, const std::vector<int> & /* nodes */) {}
     // A source with passes returns the number of nodes of an ask that it can still extend.
     virtual int n_extensible(int /* ask */) const { return 0; }
 

@@ -31,8 +31,8 @@ class head_source : public source {
     bool ready(int slot) const override { return n_pending(slots_[slot]) > 0; }
     int n_pending(int slot) const { return n_pending(slots_[slot]); }  // rows of the slot's next pass
     void catch_up(int slot, int at_most) override;
-    void begin(growth & g, const std::vector<int> & asks) override;
-    void extend(growth & g, const std::vector<int> & nodes) override;
+    void begin(draft_tree & g, const std::vector<int> & asks) override;
+    void extend(draft_tree & g, const std::vector<int> & nodes) override;
     int n_extensible(int ask) const override;
 
     // If it fails, the head starts over behind these tokens.
@@ -111,8 +111,8 @@ class head_source : public source {
     std::vector<int32_t> free_rows(int n) const;
     void store(seen & s, int n_past);
     void start_from(pass & p, const seen & s, int done, int n) const;
-    horizon look(const growth & g, const std::vector<int> & asks) const;
-    void look_ahead(const growth & g, const std::vector<int> & asks, pass & p) const;
+    horizon look(const draft_tree & g, const std::vector<int> & asks) const;
+    void look_ahead(const draft_tree & g, const std::vector<int> & asks, pass & p) const;
     int ahead_row(int step, int place, int i) const;
     float timed_draft(int slot, int n_past, int n, int steps);
     void take(const kept_tokens & k);
@@ -122,10 +122,10 @@ class head_source : public source {
     void fed(seen & s, int n);
     void run(pass & p, int n_out, int k, guesses & found);
     std::vector<int> offer_children(
-        growth & g, int ask, const guesses & found, int row, int parent, mark below);
-    void offer_known(growth & g, int ask, int row, int parent, mark below);
-    bool was_ahead(growth & g, int node);
-    pass_row row_of(const growth & g, int node);
+        draft_tree & g, int ask, const guesses & found, int row, int parent, mark below);
+    void offer_known(draft_tree & g, int ask, int row, int parent, mark below);
+    bool was_ahead(draft_tree & g, int node);
+    pass_row row_of(const draft_tree & g, int node);
     pass whole_pass(int slot, int n_past, const int32_t * tokens, const float * features, int n);
 
     llama_context * ctx_;

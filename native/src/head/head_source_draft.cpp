@@ -24,7 +24,7 @@ void head_source::run(pass & p, int n_out, int k, guesses & found) {
 // Returns how far the first pass should look ahead: as far as a chain or a tree of a given size goes, and
 // where the planner chooses, as many levels as the last draft had use for. On the CPU a step that is not
 // needed costs more than a wait.
-head_source::horizon head_source::look(const growth & g, const std::vector<int> & asks) const {
+head_source::horizon head_source::look(const draft_tree & g, const std::vector<int> & asks) const {
     horizon h;
     const ask & one = g.asks[asks[0]];
     // All are of one size, which is what a pass finds, of one slot after the other.
@@ -50,7 +50,7 @@ head_source::horizon head_source::look(const growth & g, const std::vector<int> 
 }
 
 // Adds the steps ahead to the first pass.
-void head_source::look_ahead(const growth & g, const std::vector<int> & asks, pass & p) const {
+void head_source::look_ahead(const draft_tree & g, const std::vector<int> & asks, pass & p) const {
     p.width = ahead_.width;
     for (int step = 0; step < ahead_.steps; ++step) {
         for (const int a : asks) {
@@ -78,7 +78,7 @@ int head_source::ahead_row(int step, int place, int i) const {
 
 // Feeds what the target decoded since the last draft, in one pass for all slots, which makes the roots'
 // children.
-void head_source::begin(growth & g, const std::vector<int> & asks) {
+void head_source::begin(draft_tree & g, const std::vector<int> & asks) {
     n_cells_.assign(g.asks.size(), 0);
     n_cells_max_.assign(g.asks.size(), 0);
     n_known_.assign(g.asks.size(), 0);
@@ -115,7 +115,7 @@ void head_source::begin(growth & g, const std::vector<int> & asks) {
 
 // Offers the children that a row found. Returns them, the likeliest first.
 std::vector<int> head_source::offer_children(
-    growth & g, int a, const guesses & found, int row, int parent, mark below) {
+    draft_tree & g, int a, const guesses & found, int row, int parent, mark below) {
     const size_t first = (size_t) row * k_;
     std::vector<int> children;
     for (int k = 0; k < std::min(g.asks[a].width, k_) && std::isfinite(found.probs[first + k]); ++k) {
@@ -127,7 +127,7 @@ std::vector<int> head_source::offer_children(
     }
     // Those of other sources can be extended too.
     for (int i = parent + 1; g.mixed && i < (int) g.nodes.size(); ++i) {
-        const growth::node & v = g.nodes[i];
+        const draft_tree::node & v = g.nodes[i];
         if (v.ask == a && v.parent == parent && v.evidence[HEAD] == NOT_OFFERED) {
             marks_.resize(g.nodes.size());
             marks_[i] = below;
@@ -139,7 +139,7 @@ std::vector<int> head_source::offer_children(
 
 // Offers the children that a row of the first pass found, or a row ahead, and notes whose children the rows
 // of the step behind it found.
-void head_source::offer_known(growth & g, int a, int row, int parent, mark below) {
+void head_source::offer_known(draft_tree & g, int a, int row, int parent, mark below) {
     const std::vector<int> children = offer_children(g, a, first_, row, parent, below);
     const int w = ahead_.width, step = row < n_first_ ? 0 : 1 + (row - n_first_) / (n_first_ * w);
     const int place = row < n_first_ ? row : (row - n_first_) / w % n_first_;
@@ -157,9 +157,9 @@ int head_source::n_extensible(int ask) const {
 }
 
 // Returns the row of a pass that extends this node.
-pass_row head_source::row_of(const growth & g, int node) {
-    const growth::node & v = g.nodes[node];
-    const int cell         = n_cells_[v.ask]++;
+pass_row head_source::row_of(const draft_tree & g, int node) {
+    const draft_tree::node & v = g.nodes[node];
+    const int cell             = n_cells_[v.ask]++;
     pass_row row;
     row.slot  = g.asks[v.ask].slot;
     row.token = v.token;
@@ -175,7 +175,7 @@ pass_row head_source::row_of(const growth & g, int node) {
 }
 
 // Offers the children that a row ahead has found of this node. Returns false if there is no such row.
-bool head_source::was_ahead(growth & g, int node) {
+bool head_source::was_ahead(draft_tree & g, int node) {
     const mark m = marks_[node];
     if (m.known == UNKNOWN) {
         return false;
@@ -188,7 +188,7 @@ bool head_source::was_ahead(growth & g, int node) {
     return true;
 }
 
-void head_source::extend(growth & g, const std::vector<int> & nodes) {
+void head_source::extend(draft_tree & g, const std::vector<int> & nodes) {
     std::vector<int> level;
     for (const int v : nodes) {
         n_used_ = std::max(n_used_, g.nodes[v].depth);

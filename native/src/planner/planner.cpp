@@ -98,10 +98,10 @@ int planner::grow_width(const std::vector<float> & reach, int depth, const std::
     int width  = 0;
     float most = best(reach, n_fixed).value;
     for (int w = 1; w <= (int) level.size(); w *= 2) {
-        std::vector<float> all = reach, front(level.begin(), level.begin() + w);
+        std::vector<float> all = reach, frontier(level.begin(), level.begin() + w);
         for (int m = 1; m <= tune_.ahead && (int) all.size() < MAX_ROWS - 1; ++m) {
             std::vector<float> next;
-            for (const float p : front) {
+            for (const float p : frontier) {
                 for (int k = 0; k < std::min(n_children, calibration::N_RANK); ++k) {
                     next.push_back(p * calibration_.mean_accept(depth + m, k, trust));
                 }
@@ -111,7 +111,7 @@ int planner::grow_width(const std::vector<float> & reach, int depth, const std::
             std::inplace_merge(all.begin(), middle, all.end(), std::greater<float>());
             all.resize(std::min((int) all.size(), MAX_ROWS - 1));
             next.resize(std::min((int) next.size(), w));
-            front         = std::move(next);
+            frontier      = std::move(next);
             const float v = best(all, n_fixed).value - clock_.rate() * (pass_seconds(w, false) * m + extra);
             if (v > most) {
                 most  = v;

@@ -17,7 +17,7 @@ text_source::text_source(int n_slots, int n_ctx, int n_vocab, uint64_t model)
 // -- drafts -----------------------------------------------------------------------------------------------
 
 // Returns the last tokens of the path from the slot's text to a node, which is the last of them.
-std::vector<int32_t> text_source::last_tokens(const growth & g, int ask, int node) const {
+std::vector<int32_t> text_source::last_tokens(const draft_tree & g, int ask, int node) const {
     const suffix_index & index = slots_[g.asks[ask].slot].index;
     std::vector<int32_t> path;
     for (int v = node; v >= 0; v = g.nodes[v].parent) {
@@ -49,7 +49,7 @@ void text_source::find(
     search(t.index, 1);
     if (remembered && t.memory) {
         for (const suffix_index * half : t.memory->halves()) {
-            search(*half, growth_limits::least_match);
+            search(*half, tree_limits::least_match);
         }
         std::stable_sort(
             out.begin(), out.end(), [](const found & a, const found & b) { return a.length > b.length; });
@@ -57,15 +57,15 @@ void text_source::find(
     }
 }
 
-void text_source::begin(growth & g, const std::vector<int> & asks) {
+void text_source::begin(draft_tree & g, const std::vector<int> & asks) {
     for (const int a : asks) {
         grow(g, a, -1);
     }
 }
 
-void text_source::follow(growth & g, const std::vector<int> & nodes) {
+void text_source::follow(draft_tree & g, const std::vector<int> & nodes) {
     for (const int v : nodes) {
-        if (g.nodes[v].reach >= growth_limits::least_reach && g.goes_on(g.nodes[v])) {
+        if (g.nodes[v].reach >= tree_limits::least_reach && g.goes_on(g.nodes[v])) {
             grow(g, g.nodes[v].ask, v);
         }
     }
@@ -73,12 +73,11 @@ void text_source::follow(growth & g, const std::vector<int> & nodes) {
 
 // Offers what may follow a node, the likeliest paths first, and no more than the ask may draft.
 // The memory is asked after the ask's own token alone: its search takes several times as long as the text's.
-void text_source::grow(growth & g, int ask, int node) {
+void text_source::grow(draft_tree & g, int ask, int node) {
     const auto less = [](const open_node & a, const open_node & b) {
         return a.reach < b.reach;
     };
-    const int share =
-        std::max(2 * EAGLE3_MAX_DRAFT / std::max(g.n_asks, 1), (int) growth_limits::least_nodes);
+    const int share = std::max(2 * EAGLE3_MAX_DRAFT / std::max(g.n_asks, 1), (int) tree_limits::least_nodes);
     const size_t most = g.nodes.size() + std::clamp(g.asks[ask].n_max, 0, share);
     find(g.asks[ask].slot, last_tokens(g, ask, node), node < 0, pool_);
     open_.clear();
@@ -98,7 +97,7 @@ void text_source::grow(growth & g, int ask, int node) {
 }
 
 // Offers the tokens that the matches of a node say, and opens those that are likely enough.
-void text_source::offer_children(growth & g, int ask, const open_node & from) {
+void text_source::offer_children(draft_tree & g, int ask, const open_node & from) {
     struct child {
         int32_t token;
         int length = 0, n = 0;  // its longest match, its matches
@@ -125,12 +124,12 @@ void text_source::offer_children(growth & g, int ask, const open_node & from) {
     std::stable_sort(
         children.begin(), children.end(), [](const child & a, const child & b) { return a.q > b.q; });
     children.resize(
-        std::min<size_t>(children.size(), std::min<int>(growth_limits::most_width, g.asks[ask].width)));
+        std::min<size_t>(children.size(), std::min<int>(tree_limits::most_width, g.asks[ask].width)));
     for (int k = 0; k < (int) children.size(); ++k) {
         const int node    = g.offer(id, ask, from.node, children[k].token, children[k].q, k);
         const float reach = g.nodes[node].reach;
         const int first   = (int) pool_.size();
-        const bool opens  = reach >= growth_limits::least_reach && g.goes_on(g.nodes[node]);
+        const bool opens  = reach >= tree_limits::least_reach && g.goes_on(g.nodes[node]);
         for (int i = from.first; i < from.first + from.n && opens; ++i) {
             const found m = pool_[i];
             const found next{m.in, m.next + 1, std::min(m.length + 1, (int32_t) suffix_index::MAX_MATCH)};

@@ -19,8 +19,8 @@ class text_source : public source {
     static constexpr const char * NAME = "text";
     const char * name() const override { return NAME; }
     bool ready(int slot) const override { return slots_[slot].index.size() > 0; }
-    void begin(growth & g, const std::vector<int> & asks) override;
-    void follow(growth & g, const std::vector<int> & nodes) override;
+    void begin(draft_tree & g, const std::vector<int> & asks) override;
+    void follow(draft_tree & g, const std::vector<int> & nodes) override;
 
     // Returns the longest match of the slot's text, followed by token, that something follows: in tokens, at
     // most suffix_index::MAX_MATCH, and 0 for none.
@@ -62,15 +62,15 @@ class text_source : public source {
     };
     struct state_header;
     struct open_node {
-        int node;      // of the growth, -1: the ask's own token
+        int node;      // of the draft_tree, -1: the ask's own token
         int first, n;  // what was found for it, in pool_
         float reach;
     };
 
     void find(int slot, const std::vector<int32_t> & last, bool remembered, std::vector<found> & out) const;
-    void grow(growth & g, int ask, int node);
-    void offer_children(growth & g, int ask, const open_node & from);
-    std::vector<int32_t> last_tokens(const growth & g, int ask, int node) const;
+    void grow(draft_tree & g, int ask, int node);
+    void offer_children(draft_tree & g, int ask, const open_node & from);
+    std::vector<int32_t> last_tokens(const draft_tree & g, int ask, int node) const;
 
     int n_ctx_, n_vocab_;
     uint64_t model_;

@@ -1,4 +1,4 @@
-// A growth is a tree of candidates under construction for each slot of a round.
+// The candidates: a tree under construction for each slot of a round.
 #pragma once
 
 #include "eagle3.h"
@@ -22,7 +22,7 @@ constexpr float NOT_OFFERED = -1.0f;
 // Returns how many parents are above each of n nodes. A parent comes before its children; -1 stands for none.
 std::vector<int> depths(const int32_t * parents, size_t n);
 
-struct growth {
+struct draft_tree {
     struct node {
         int32_t token;
         int ask;

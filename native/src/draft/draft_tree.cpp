@@ -1,4 +1,4 @@
-#include "draft/growth.hpp"
+#include "draft/draft_tree.hpp"
 
 #include <numeric>
 
@@ -19,10 +19,10 @@ int choice_of(const ask & a, int parent, int rank) {
 // Returns what two guesses that agree are worth, if each would be right by chance one time in four.
 float agreement(float h, float t) {
     const auto odds = [](float p) {
-        p = std::clamp(p, (float) growth_limits::least_odds, 1.0f - growth_limits::least_odds);
+        p = std::clamp(p, (float) tree_limits::least_odds, 1.0f - tree_limits::least_odds);
         return p / (1.0f - p);
     };
-    const float o = odds(h) * odds(t) / odds(growth_limits::chance);
+    const float o = odds(h) * odds(t) / odds(tree_limits::chance);
     return o / (1.0f + o);
 }
 
@@ -37,7 +37,7 @@ std::vector<int> depths(const int32_t * parents, size_t n) {
     return depth;
 }
 
-int growth::offer(int source, int a, int parent, int32_t token, float evidence, int rank) {
+int draft_tree::offer(int source, int a, int parent, int32_t token, float evidence, int rank) {
     const ask & q = asks[a];
     node v        = {token, a, parent, parent < 0 ? 1 : nodes[parent].depth + 1, 0.0f, 0.0f, -1, {}};
     if (q.kind == EAGLE3_CHOICES) {
@@ -72,14 +72,14 @@ int growth::offer(int source, int a, int parent, int32_t token, float evidence, 
 
 // Returns the calibrated probability of one source, as if no other had offered anything, or 0 if it did not
 // offer the node.
-float growth::accept(const node & v, int source) const {
+float draft_tree::accept(const node & v, int source) const {
     const float q = v.evidence[source];
     return q == NOT_OFFERED ? 0.0f : plan->accept(source, v.depth, q, (*trust[v.ask])[source]);
 }
 
 // Sets the probabilities of a node's children, of which head and text offered some. What both offer is
 // likelier than either says, what the text alone offers is less likely, and what it leaves is the head's.
-void growth::settle(int ask, int parent) {
+void draft_tree::settle(int ask, int parent) {
     float most_of_head = 0.0f, agreed = 0.0f, of_text = 0.0f;
     std::vector<int> children;
     for (int i = parent + 1; i < (int) nodes.size(); ++i) {
@@ -102,7 +102,7 @@ void growth::settle(int ask, int parent) {
         of_text += v.prob;
     }
     const float left =
-        std::max(1.0f - of_text, 0.0f) / std::max(1.0f - agreed, (float) growth_limits::least_left);
+        std::max(1.0f - of_text, 0.0f) / std::max(1.0f - agreed, (float) tree_limits::least_left);
     for (const int i : children) {
         if (nodes[i].evidence[TEXT] == NOT_OFFERED && nodes[i].evidence[HEAD] != NOT_OFFERED) {
             nodes[i].prob = std::min(accept(nodes[i], HEAD) * left, 1.0f);
@@ -115,19 +115,19 @@ void growth::settle(int ask, int parent) {
 }
 
 // Computes the reach of this node and of those below it.
-void growth::update_reach(int from) {
+void draft_tree::update_reach(int from) {
     for (int i = from; i < (int) nodes.size(); ++i) {
         nodes[i].reach = (nodes[i].parent < 0 ? 1.0f : nodes[nodes[i].parent].reach) * nodes[i].prob;
     }
 }
 
-void growth::sort(std::vector<int> & order) const {
+void draft_tree::sort(std::vector<int> & order) const {
     std::sort(order.begin(), order.end(), [&](int a, int b) {
         return nodes[a].reach > nodes[b].reach || (nodes[a].reach == nodes[b].reach && a < b);
     });
 }
 
-int growth::widest() const {
+int draft_tree::widest() const {
     int w = 1;
     for (const ask & a : asks) {
         w = std::max(w, a.width);
@@ -135,7 +135,7 @@ int growth::widest() const {
     return w;
 }
 
-std::vector<int> growth::planned() const {
+std::vector<int> draft_tree::planned() const {
     if (!mixed) {  // the head offers no more siblings than the width
         return by_reach([&](const node & v) { return is_planned(v); });
     }
