@@ -9,7 +9,7 @@ from paths import ROOT
 from eagle3_llama.common.guarded_json import DEEPEST, read_json
 from eagle3_llama.server.grammar.nulls import with_nulls
 from eagle3_llama.server.prompt import message, tools_as_text
-from eagle3_llama.server.responses.custom_tools import InputText
+from eagle3_llama.server.responses.items import InputText
 
 BAD = [
     "[" * 100_000,
@@ -62,7 +62,6 @@ OWN = {
     "sandbox/pool.py": "messages between its processes",
     "sandbox/chat_library.py": "the library's",
     "responses/store.py": "stored answers",
-    "responses/store_pages.py": "their items",
     "settings.py": "an option",
     "grammar/tool_schemas.py": "marks and rules of its own",
     "prompt/choices.py": "a cache's entry",

@@ -9,7 +9,8 @@ from event_checks import response_event, response_of
 from template_servers import OWN_AND_QWEN, demo_batcher, serving
 from tiers import crossed, each
 
-from eagle3_llama.server.responses.custom_tools import InputText, arguments_of
+from eagle3_llama.server.responses.items import InputText
+from eagle3_llama.server.responses.tools import arguments_of
 
 PATCH = '*** Begin Patch\n*** Update File: "a.py"\n-x\\y\n+é —\t1\n*** End Patch\n'
 TOOL = {"type": "custom", "name": "apply_patch", "description": "Changes files."}

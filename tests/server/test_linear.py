@@ -28,9 +28,9 @@ from eagle3_llama.server.llama_server.routes import _names_model
 from eagle3_llama.server.llama_server.slots_body import SlotFile
 from eagle3_llama.server.prompt import tools_as_text
 from eagle3_llama.server.prompt.completion import TextOfTokens
-from eagle3_llama.server.responses import store_pages, to_chat
+from eagle3_llama.server.responses import store, to_chat
 from eagle3_llama.server.responses.body import ResponseBody, ResponseItem
-from eagle3_llama.server.responses.custom_tools import InputText
+from eagle3_llama.server.responses.items import InputText
 from eagle3_llama.server.tokens.body import DetokenizeBody, TemplateBody, TokenizeBody
 
 BODIES = [ChatBody, CompletionBody, LlamaBody, MessagesBody, CountBody, ResponseBody, TemplateBody]
@@ -169,7 +169,7 @@ def told(n):
 
 def listed(n):
     items = [json.dumps(ITEM | {"role": "user"}).encode()] * n
-    return lambda: store_pages.page("resp_x", items, 20, "desc", f"msg_x_{n // 2}")
+    return lambda: store.page("resp_x", items, 20, "desc", f"msg_x_{n // 2}")
 
 
 def generated(n):

@@ -13,7 +13,7 @@ from tiers import each
 
 from eagle3_llama.server.errors import ApiError
 from eagle3_llama.server.http import stream
-from eagle3_llama.server.responses import routes, store_pages
+from eagle3_llama.server.responses import routes, store
 from eagle3_llama.server.responses.store import MAX_STORED, ResponseStore
 
 TOOLS = [
@@ -272,23 +272,23 @@ def test_three_turns(server, client):
 
 def test_the_store_is_bounded():
     """By bytes and by number. The one that was not used for longest goes."""
-    store = ResponseStore(1000)
+    kept = ResponseStore(1000)
     for i in range(5):
-        store.keep("a", {"id": f"r{i}", "text": "x" * 250}, [])
-        store.items("a", "r0")
-    store.keep("b", {"id": "r9"}, [{"n": 1}])
-    assert [i for i in range(5) if found(store, "a", f"r{i}")] == [0, 3, 4]
-    store.keep("a", {"id": "large", "text": "x" * 1000}, [])
-    assert not found(store, "a", "large") and found(store, "a", "r0")
-    assert store.items("b", "r9") == [{"n": 1}] and not found(store, "b", "r0")
-    store.delete("a", "r0")
+        kept.keep("a", {"id": f"r{i}", "text": "x" * 250}, [])
+        kept.items("a", "r0")
+    kept.keep("b", {"id": "r9"}, [{"n": 1}])
+    assert [i for i in range(5) if found(kept, "a", f"r{i}")] == [0, 3, 4]
+    kept.keep("a", {"id": "large", "text": "x" * 1000}, [])
+    assert not found(kept, "a", "large") and found(kept, "a", "r0")
+    assert kept.items("b", "r9") == [{"n": 1}] and not found(kept, "b", "r0")
+    kept.delete("a", "r0")
     many = ResponseStore(1 << 30)
     for i in range(MAX_STORED + 1):
         many.keep("a", {"id": str(i)}, [])
     assert not found(many, "a", "0") and found(many, "a", "1")
 
 
-def found(store, client, response_id):
+def found(kept, client, response_id):
     try:
         return bool(store.response(client, response_id))
     except ApiError as e:
@@ -415,7 +415,7 @@ def test_input_items(server, client, monkeypatch):
     assert items[2].output == "At nine." and len({item.id for item in items}) == len(items)
     assert list(client.responses.input_items.list(then.id, limit=2)) == items[::-1]  # page by page
     with monkeypatch.context() as m:  # however large the items are, a page is not
-        m.setattr(store_pages, "MAX_PAGE_BYTES", 1)
+        m.setattr(store, "MAX_PAGE_BYTES", 1)
         assert list(client.responses.input_items.list(then.id, order="asc")) == items
     again = [item.model_dump(exclude_none=True) for item in items]
     assert create(client, again).output_text == then.output_text
@@ -437,18 +437,18 @@ def test_only_a_page_of_items_is_read():
         set(),
         Read(json.dumps({"type": "message", "role": "user", "content": "x"}).encode() for _ in range(99)),
     )
-    made = store_pages.page("resp_a", items, 3, "asc", "msg_a_49")
+    made = store.page("resp_a", items, 3, "asc", "msg_a_49")
     assert [item["id"] for item in made["data"]] == ["msg_a_50", "msg_a_51", "msg_a_52"] and made["has_more"]
     assert seen == {49, 50, 51, 52}
     for no in ("msg_a_99", "msg_b_4", "fc_a_4", "msg_a_-1", "msg_a_4.", "msg_a_" + "9" * 5000, "", "_"):
         with pytest.raises(ApiError, match="there is no item"):
-            store_pages.page("resp_a", items, 3, "asc", no)
+            store.page("resp_a", items, 3, "asc", no)
 
 
 def test_items_are_read_beside_the_event_loop(server, client, monkeypatch):
     """And whoever asks for them pays."""
     made, begun, go, charged = create(client), threading.Event(), threading.Event(), []
-    held = lambda *args: (begun.set(), go.wait(60), store_pages.page(*args))[2]
+    held = lambda *args: (begun.set(), go.wait(60), store.page(*args))[2]
     monkeypatch.setattr(routes, "page", held)
     shares = server.app.state.server.quota
     monkeypatch.setattr(shares, "charge", lambda who, seconds: charged.append(who))

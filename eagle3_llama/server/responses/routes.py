@@ -19,8 +19,7 @@ from ..http.shapes import dumps
 from ..jobs.work_queue import WorkQueue
 from .answer import ResponseShape, ResponseStream
 from .body import ResponseBody
-from .store import ResponseStore
-from .store_pages import MAX_PAGE, Deleted, ItemList, ResponseObject, page
+from .store import MAX_PAGE, Deleted, ItemList, ResponseObject, ResponseStore, page
 from .to_chat import chat_of, items_of, renamed
 from .tools import ToolSet
 

@@ -8,8 +8,7 @@ from ..body.chat import ChatBody
 from ..body.fields import Generation, validated
 from ..errors import ApiError, wrong
 from .body import Format, ResponseBody, ResponseItem
-from .custom_tools import arguments_of
-from .tools import HOSTED, ToolChoice, ToolSet, flat
+from .tools import HOSTED, ToolChoice, ToolSet, arguments_of, flat
 
 _TEXTS = ("content", "reasoning_content")
 CALLS = ("function_call", "custom_tool_call")

@@ -7,6 +7,7 @@ argument, a text. Tools that a server would run are left out.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
@@ -15,7 +16,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from ..body.chat import MAX_TOOLS, Name
 from ..body.fields import Body, Echo, Object, Word, length
 from ..errors import wrong
-from .custom_tools import PARAMETERS
 
 Hosted = Literal[
     "web_search",
@@ -33,6 +33,13 @@ Hosted = Literal[
     "programmatic_tool_calling",
 ]
 HOSTED = get_args(Hosted)
+# arguments of the function that stands for a custom tool
+INPUT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
 SHELL = {
     "type": "object",
     "properties": {
@@ -43,6 +50,11 @@ SHELL = {
     "required": ["command"],
     "additionalProperties": False,
 }
+
+
+def arguments_of(text: str) -> str:
+    """The arguments of the function's call that stands for a call with this text."""
+    return json.dumps({"input": text}, ensure_ascii=False)
 
 
 def one_of(known: tuple[str, ...], what: str, shown: tuple[str, ...] | None = None) -> Any:
@@ -206,7 +218,7 @@ class ToolSet:
         function = {
             "name": name,
             "description": "\n\n".join(line for line in lines if line) or None,
-            "parameters": PARAMETERS if called.kind == "custom" else tool.parameters,
+            "parameters": INPUT if called.kind == "custom" else tool.parameters,
             "strict": tool.strict,
         }
         made = {key: value for key, value in function.items() if value is not None}
