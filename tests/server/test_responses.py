@@ -290,7 +290,7 @@ def test_the_store_is_bounded():
 
 def found(kept, client, response_id):
     try:
-        return bool(store.response(client, response_id))
+        return bool(kept.response(client, response_id))
     except ApiError as e:
         assert e.status == 404
         return False
