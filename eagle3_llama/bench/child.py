@@ -99,7 +99,7 @@ def _need_checkout() -> None:
 
 
 def of_checkout(name: str) -> ModuleType:
-    """The module scripts/measure/others/NAME.py, which an installed package has not. Raises EagleError."""
+    """The module `name` of scripts/measure/others, which an installed package has not. Raises EagleError."""
     _need_checkout()
     known = f"others.{name}"  # as the scripts beside that folder import it
     if known not in sys.modules:

@@ -4,13 +4,13 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import tiny_models
+from commands import run
 from native_programs import passes
 from paths import ROOT
 
@@ -136,9 +136,7 @@ print(json.dumps(out))
 @pytest.fixture(scope="module")
 def thrown():
     """By the name of each guarded function: what it returned, and the lines that were logged."""
-    done = subprocess.run([sys.executable, "-c", THROWING], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run([sys.executable, "-c", THROWING]).stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +196,6 @@ vocab = llama_cpp.llama_model_get_vocab(model)
 print(held(vocab, 1 << 30), llama_cpp.llama_vocab_get_text(vocab, 1 << 30))
 """
     env = {**os.environ, "LLAMA_CPP_LIB_PATH": str(find_lib_dir())}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
+    done = run([sys.executable, "-c", program], code=None, env=env)
     assert done.returncode == 0 and done.stdout == "None None\n", done.stderr
     assert "llama_vocab_get_text: " in done.stderr

@@ -28,7 +28,7 @@ struct tuning {
     float prior = 8.0f;
     // Hits that all first tokens of the head have before it is known whether its estimates hold for them.
     // They only lower estimates. It is for a head that is sure and always wrong: on the hybrid of
-    // scripts/measure/compare_hybrids.py it then has 0.99 of plain decoding's speed instead of 0.98.
+    // scripts/measure/compare.py (hybrid) it then has 0.99 of plain decoding's speed instead of 0.98.
     // half -0.09, turns x1 -1.59; twice -0.05, turns x1 -1.02; without -0.09, turns x1 -1.52.
     float shared = 8.0f;
     // Probability that the head's likeliest child is right, before anything is known of the level.
