@@ -51,8 +51,8 @@ def tree(tmp_path, pinned):
     return tmp_path
 
 
-def test_there_are_four_with_notes():
-    assert [patch.name[:4] for patch in PATCHES] == ["0001", "0009", "0201", "0202"]
+def test_each_has_notes():
+    assert len(PATCHES) == 6
     text = (FOLDER / "README.md").read_text()
     for patch in PATCHES:
         notes = f"{patch.name[:4]}-notes.md"
