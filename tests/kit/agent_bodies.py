@@ -121,21 +121,25 @@ def claude_turn(turn):
 
 
 def claude(turn):
-    """POST /v1/messages of Claude Code."""
+    """POST /v1/messages of Claude Code 2.1.332: a system message follows the user's first words."""
     mark = {"cache_control": {"type": "ephemeral"}}
-    turns = [{"role": "user", "content": [{"type": "text", "text": WORDS[0]}]}]
+    reminder = {"type": "text", "text": "<system-reminder>Be brief.</system-reminder>"}
+    turns = [{"role": "user", "content": [reminder, {"type": "text", "text": WORDS[0]}]}]
+    where = "# Environment\nThe tools of MCP are deferred."
+    turns += [{"role": "system", "content": where if turn else [{"type": "text", "text": where}]}]
     for i in range(turn):
         written, answered = claude_turn(i)
         words = [{"type": "text", "text": WORDS[(i + 1) // CYCLE]}] if (i + 1) % CYCLE == 0 else []
         turns += [{"role": "assistant", "content": written}, {"role": "user", "content": answered + words}]
-    turns[-1] = turns[-1] | {"content": [*turns[-1]["content"][:-1], turns[-1]["content"][-1] | mark]}
+    if turn:
+        turns[-1] = turns[-1] | {"content": [*turns[-1]["content"][:-1], turns[-1]["content"][-1] | mark]}
     about = lambda name: {"name": name, "description": f"The tool {name}.", "input_schema": RUN}
     return {
         "model": "local",
         "max_tokens": 8,
         "system": [
-            {"type": "text", "text": "You are Claude Code."},
-            {"type": "text", "text": "Be brief."} | mark,
+            {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.332.{turn}b; cch=0;"},
+            {"type": "text", "text": "You are Claude Code."} | mark,
         ],
         "messages": turns,
         "tools": [
@@ -143,7 +147,7 @@ def claude(turn):
             about("Grep") | {"defer_loading": True},
             {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
         ],
-        "thinking": {"type": "adaptive"},
+        "thinking": {"type": "adaptive", "display": "omitted"},
         "metadata": {"user_id": "user_1"},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "output_config": {"effort": "high"},
