@@ -57,6 +57,9 @@ class Scribe:
         if '"cache_read_input_tokens":' in self.answers[n]:  # Anthropic's API counts these apart
             found = last("cache_read_input_tokens")
             return last("input_tokens") + found, found
+        if '"cached_tokens":' not in self.answers[n]:  # a stream whose usage is not asked for
+            found = last("cache_n")
+            return last("prompt_n") + found, found
         prompt = "input_tokens" if '"input_tokens":' in self.answers[n] else "prompt_tokens"
         return last(prompt), last("cached_tokens")
 

@@ -1,4 +1,4 @@
-"""Sessions of agents as their public sources make them: over HTTP each request is answered, prompts found."""
+"""Sessions of agents as they send them: over HTTP each request is answered, prompts found."""
 
 import json
 
