@@ -121,21 +121,25 @@ def claude_turn(turn):
 
 
 def claude(turn):
-    """POST /v1/messages of Claude Code."""
+    """POST /v1/messages of Claude Code 2.1.332: a system message follows the user's first words."""
     mark = {"cache_control": {"type": "ephemeral"}}
-    turns = [{"role": "user", "content": [{"type": "text", "text": WORDS[0]}]}]
+    reminder = {"type": "text", "text": "<system-reminder>Be brief.</system-reminder>"}
+    turns = [{"role": "user", "content": [reminder, {"type": "text", "text": WORDS[0]}]}]
+    where = "# Environment\nThe tools of MCP are deferred."
+    turns += [{"role": "system", "content": where if turn else [{"type": "text", "text": where}]}]
     for i in range(turn):
         written, answered = claude_turn(i)
         words = [{"type": "text", "text": WORDS[(i + 1) // CYCLE]}] if (i + 1) % CYCLE == 0 else []
         turns += [{"role": "assistant", "content": written}, {"role": "user", "content": answered + words}]
-    turns[-1] = turns[-1] | {"content": [*turns[-1]["content"][:-1], turns[-1]["content"][-1] | mark]}
+    if turn:
+        turns[-1] = turns[-1] | {"content": [*turns[-1]["content"][:-1], turns[-1]["content"][-1] | mark]}
     about = lambda name: {"name": name, "description": f"The tool {name}.", "input_schema": RUN}
     return {
         "model": "local",
         "max_tokens": 8,
         "system": [
-            {"type": "text", "text": "You are Claude Code."},
-            {"type": "text", "text": "Be brief."} | mark,
+            {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.332.{turn}b; cch=0;"},
+            {"type": "text", "text": "You are Claude Code."} | mark,
         ],
         "messages": turns,
         "tools": [
@@ -143,7 +147,7 @@ def claude(turn):
             about("Grep") | {"defer_loading": True},
             {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
         ],
-        "thinking": {"type": "adaptive"},
+        "thinking": {"type": "adaptive", "display": "omitted"},
         "metadata": {"user_id": "user_1"},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "output_config": {"effort": "high"},
@@ -151,23 +155,27 @@ def claude(turn):
     }
 
 
-def chat_of(turn, results, system, more):
-    """POST /v1/chat/completions of an agent. results(i): the messages that answer the i-th call."""
-    messages = [{"role": "system", "content": system}]
+def chat_of(turn, results, system, more, parts=False, begun=None):
+    """POST /v1/chat/completions of an agent. results(i): the messages that answer the i-th call.
+
+    parts: whether texts are lists of parts. begun: what an assistant's message with a call has besides.
+    """
+    said = (lambda words: [{"type": "text", "text": words}]) if parts else (lambda words: words)
+    begun = {"content": "", "reasoning_content": "Hm."} if begun is None else begun
+    messages = [system] if isinstance(system, dict) else [{"role": "system", "content": system}]
     for i in range(turn + 1):
-        messages += [{"role": "user", "content": WORDS[i // CYCLE]}] if i % CYCLE == 0 else []
+        messages += [{"role": "user", "content": said(WORDS[i // CYCLE])}] if i % CYCLE == 0 else []
         if i == turn:
             break
         if i % CYCLE == CYCLE - 1:
-            messages.append({"role": "assistant", "content": "Done."})
+            messages.append({"role": "assistant", "content": said("Done.")})
             continue
         call = {
             "id": f"call_{i}",
             "type": "function",
             "function": {"name": "bash", "arguments": '{"cmd": "ls"}'},
         }
-        said = {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call]}
-        messages += [said, *results(i)]
+        messages += [{"role": "assistant", **begun, "tool_calls": [call]}, *results(i)]
     about = {"name": "bash", "description": "Runs a command.", "parameters": RUN}
     tools = [{"type": "function", "function": about}]
     return {"model": "local", "messages": messages, "tools": tools, "stream": True, **more} | {
@@ -175,17 +183,32 @@ def chat_of(turn, results, system, more):
     }
 
 
-def opencode(turn):
-    """By the AI SDK's openai-compatible: a picture that a tool read is a message of the user's."""
+NO_WORDS = {"content": None}
+
+
+def results_of(said, picture=None):
+    """The results of tools as most agents send them; a picture that a tool read follows as the user's."""
 
     def results(i):
-        made = [{"role": "tool", "tool_call_id": f"call_{i}", "content": "a.py"}]
-        image = [{"type": "text", "text": "Attached:"}, {"type": "image_url", "image_url": {"url": PNG}}]
-        return [*made, {"role": "user", "content": image}] if i % CYCLE == 1 else made
+        made = [{"role": "tool", "tool_call_id": f"call_{i}", "content": said}]
+        image = [*(picture or []), {"type": "image_url", "image_url": {"url": PNG}}]
+        return [*made, {"role": "user", "content": image}] if i % CYCLE == 1 and picture is not None else made
 
+    return results
+
+
+def opencode(turn):
+    """By the AI SDK's openai-compatible."""
+    results = results_of("a.py", [{"type": "text", "text": "Attached:"}])
     return chat_of(
         turn, results, "You are opencode.", {"max_tokens": 8, "tool_choice": "auto", "temperature": 0}
     )
+
+
+def cline(turn):
+    """By the same package, with results as JSON."""
+    results = results_of('[{"query": "ls", "result": "a.py", "success": true}]', [])
+    return chat_of(turn, results, "You are Cline.", {"tool_choice": "auto"}, begun=NO_WORDS)
 
 
 def qwen_code(turn):
@@ -206,10 +229,84 @@ def qwen_code(turn):
     return chat_of(turn, results, system, given)
 
 
+def continue_cli(turn):
+    return chat_of(turn, results_of("a.py\n"), "You are Continue.", {"max_tokens": 8}, begun={"content": ""})
+
+
+def pi(turn):
+    """Of a model that thinks, for which its system message is the developer's."""
+    given = {"store": False, "max_completion_tokens": 8, "reasoning_effort": "medium"}
+    results = results_of("a.py", [{"type": "text", "text": "Attached image(s) from tool result:"}])
+    system = {"role": "developer", "content": "You are pi."}
+    thought = NO_WORDS | {"reasoning_content": "Hm."}
+    return chat_of(turn, results, system, given, parts=True, begun=thought)
+
+
+def goose(turn):
+    """What it says of the time moves on: it stands before the newest of the assistant's messages."""
+    results = results_of("This tool result included an image that is uploaded in the next message.", [])
+    body = chat_of(turn, results, "You are goose.", {"max_tokens": 8}, begun=NO_WORDS)
+    now = {"role": "user", "content": f"<info-msg>\nIt is currently 13:{turn:02}\n</info-msg>"}
+    said = [i for i, m in enumerate(body["messages"]) if m["role"] == "assistant"]
+    at = said[-1] if said else 1
+    return body | {"messages": [*body["messages"][:at], now, *body["messages"][at:]]}
+
+
+def gptme(turn):
+    """Three system messages, and more of them within; a call as words has its result as a system message."""
+    block = lambda role, words: {"role": role, "content": [{"type": "text", "text": words}]}
+    result = lambda i: [
+        {"role": "tool", "tool_call_id": f"call_{i}", "content": block("tool", "a.py")["content"]}
+    ]
+    body = chat_of(turn, result, "", {"temperature": 0.0, "top_p": 0.1}, parts=True, begun={})
+    out = [block("system", words) for words in ("You are gptme.", "# Boundary", "## System")]
+    for m in body["messages"][1:]:
+        calls = m.get("tool_calls")
+        if calls and int(calls[0]["id"].removeprefix("call_")) % CYCLE == 2:
+            m = block("assistant", "I look.\n\n```shell\nls\n```")
+        elif m["role"] == "tool" and out[-1]["role"] == "assistant" and "tool_calls" not in out[-1]:
+            m = block("system", "Ran allowlisted command: `ls`\n\n`a.py`\n")
+        out.append(m)
+    return body | {"messages": out}
+
+
+def mini_swe_agent(turn):
+    """By LiteLLM, whose calls keep their index. It streams nothing."""
+    body = chat_of(turn, results_of('{"returncode": 0, "output": "a.py"}'), "You help.", {}, begun={})
+    for m in body["messages"]:
+        m |= {"tool_calls": [{"index": 0, **m["tool_calls"][0]}]} if "tool_calls" in m else {}
+    return {name: body[name] for name in ("model", "messages", "tools")}
+
+
+def aider(turn):
+    """It has no tools. The files stand before the newest words, which the rules of an answer follow."""
+    said = lambda user, assistant: [
+        {"role": "user", "content": user},
+        {"role": "assistant", "content": assistant},
+    ]
+    edit = "a.py\n```\n<<<<<<< SEARCH\nold\n=======\nnew\n>>>>>>> REPLACE\n```\n"
+    messages = [{"role": "system", "content": "Act as an expert software developer.\n" * 40}]
+    messages += said("Change old to new.", edit) + said("I switched to a new code base.", "Ok.")
+    for i in range(turn):
+        messages += said(f"Edit {i}.  \n", f"\n{edit}\n")
+    messages += said(f"I have *added these files to the chat*\na.py\n```\n{turn}\n```", "Ok.")
+    messages.append(
+        {"role": "user", "content": f"Edit {turn}.\n\n# *SEARCH/REPLACE block* Rules:\nKeep to it."}
+    )
+    return {"model": "local", "messages": messages, "stream": True, "temperature": 0}
+
+
 SESSIONS = {
     "codex": ("/v1/responses", codex),
     "codex_of_openai": ("/v1/responses", codex_of_openai),
     "claude": ("/v1/messages", claude),
     "opencode": ("/v1/chat/completions", opencode),
     "qwen_code": ("/v1/chat/completions", qwen_code),
+    "continue": ("/v1/chat/completions", continue_cli),
+    "cline": ("/v1/chat/completions", cline),
+    "pi": ("/v1/chat/completions", pi),
+    "goose": ("/v1/chat/completions", goose),
+    "gptme": ("/v1/chat/completions", gptme),
+    "mini_swe_agent": ("/v1/chat/completions", mini_swe_agent),
+    "aider": ("/v1/chat/completions", aider),
 }

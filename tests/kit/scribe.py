@@ -19,12 +19,12 @@ ASIDE = "A word."  # the answer to requests without tools, such as those for a t
 class Scribe:
     """url: for the agent. texts: for its requests with tools, in turn; the last one is repeated.
 
-    bodies, answers: of these requests, in turn: JSON, and the text of the response. refused: all answers
-    other than 200.
+    tools: False for an agent that has none, of which all requests count. bodies, answers: of the requests
+    that count, in turn: JSON, and the text of the response. refused: all answers other than 200.
     """
 
-    def __init__(self, target, texts):
-        self.target, self.texts = target, texts
+    def __init__(self, target, texts, tools=True):
+        self.target, self.texts, self.tools = target, texts, tools
         self.bodies, self.answers, self.refused = [], [], []
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"scribe": self})
@@ -44,7 +44,7 @@ class Scribe:
     def asked(self, body):
         """(the body with a grammar, the number of the request or None for one without tools)."""
         with self._lock:
-            if not body.get("tools"):
+            if self.tools and not body.get("tools"):
                 return body | written(ASIDE), None
             n = len(self.bodies)
             self.bodies.append(body)
@@ -54,6 +54,12 @@ class Scribe:
     def cached(self, n):
         """(tokens of the n-th prompt, those of them that were found)."""
         last = lambda name: int(re.findall(rf'"{name}":(\d+)', self.answers[n])[-1])
+        if '"cache_read_input_tokens":' in self.answers[n]:  # Anthropic's API counts these apart
+            found = last("cache_read_input_tokens")
+            return last("input_tokens") + found, found
+        if '"cached_tokens":' not in self.answers[n]:  # a stream whose usage is not asked for
+            found = last("cache_n")
+            return last("prompt_n") + found, found
         prompt = "input_tokens" if '"input_tokens":' in self.answers[n] else "prompt_tokens"
         return last(prompt), last("cached_tokens")
 

@@ -9,8 +9,15 @@ from grammar_walks import Characters, begun
 from paths import ROOT
 
 import eagle3_llama
+from eagle3_llama.server.body.chat import ChatBody
+from eagle3_llama.server.prompt import later_system
+from eagle3_llama.server.prompt.template_client import ChatLibrary
+from eagle3_llama.server.prompt.template_request import marks_of
+from eagle3_llama.server.prompt.tools import tools_of
 from eagle3_llama.server.sandbox import chat_library
 from eagle3_llama.server.sandbox.chat_library import ChatError, ChatTemplate, WrongOutput, parse
+from eagle3_llama.server.sandbox.child import Templates
+from eagle3_llama.server.sandbox.pool import SandboxError
 
 PLACE = {
     "type": "object",
@@ -85,6 +92,26 @@ def test_forced_calls(characters, name):
         assert type(arguments["sure"]) is bool and arguments["day"] in range(1, 32), text
         assert message["content"].strip() == ""
         assert ("coat" in message["reasoning_content"]) == ("coat" in text)
+
+
+@pytest.mark.parametrize("name", templates.names())
+def test_later_system_messages(name):
+    """Each stands where it was said, also for the many templates that refuse, leave out or move them."""
+    setup = {"template": templates.text(name), "tool_use": None, "bos": "<s>", "eos": "</s>"}
+    library, apply = ChatLibrary(1.0, setup, convert=None), Templates(setup).apply
+
+    def call(do, **request):
+        try:
+            return apply(**request)
+        except ChatError as e:
+            raise SandboxError(str(e)) from None
+
+    library._templates.call = call
+    body = ChatBody(messages=[{"role": "user", "content": "x"}])
+    asked = {"messages": later_system.PROBE, "enable_thinking": False}
+    assert later_system.are_shown(library.prepare(asked, tools_of(body), None, marks_of(body)).prompt)
+    turned = later_system.as_users(later_system.PROBE)
+    assert [m["role"] for m in turned] == ["system", "user", "assistant", "user"]
 
 
 def test_named_tools_leave_the_prompt_as_it_is():

@@ -40,6 +40,10 @@ def error(path, body):
     return e.value
 
 
+# what they have found, the time, and files stand near the end of each request
+MOVING = ("codex_of_openai", "goose", "aider")
+
+
 @pytest.mark.parametrize("name", SESSIONS)
 def test_sessions(name):
     """Each request, from the first on. A history is read alike in all of them, so its prompt is found."""
@@ -48,12 +52,14 @@ def test_sessions(name):
     for turn in range(TURNS):
         chat, _ = read(path, body_of(turn))
         made = [m.model_dump(exclude_none=True) for m in chat.messages]
-        if name != "codex_of_openai":  # what it has found stands before the last item
+        if name not in MOVING:
             assert made[: len(before)] == before, turn
         before = made
-    said = json.dumps(before)
-    assert PNG.partition(",")[2] not in said and "which this model cannot read" in said
-    assert len([m for m in before if m["role"] == "tool"]) >= TURNS - TURNS // CYCLE - 1
+    said, picture = json.dumps(before), PNG.partition(",")[2]
+    assert picture not in said
+    assert ("which this model cannot read" in said) is (picture in json.dumps(body_of(TURNS - 1)))
+    results = len([m for m in before if m["role"] == "tool"])
+    assert results >= TURNS - 2 * (TURNS // CYCLE) - 1 or not chat.tools
 
 
 def test_codexs_first_request():

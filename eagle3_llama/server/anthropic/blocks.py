@@ -68,5 +68,5 @@ Block = Annotated[
 
 
 class Turn(Echo):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], length(MAX_PARTS)]

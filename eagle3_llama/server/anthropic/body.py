@@ -31,6 +31,7 @@ from ..errors import ApiError, wrong
 from .blocks import UNREAD, Text, TextBlock, ToolUseBlock, Turn
 
 _TEXTS = ("content", "reasoning_content")
+_BILLING = "x-anthropic-billing-header:"
 FAILED = "Error: "  # before the result of a call that failed: templates know no failures
 # types of tools that Anthropic's service runs; most end with a date
 _HOSTED = re.compile(
@@ -243,7 +244,7 @@ class _Chat:
         self._called: dict[str, str] = {}  # the calls so far: id -> name
 
     def of(self, body: CountBody) -> list[dict[str, Any]]:
-        if system := _joined(body.system):
+        if system := _system(body.system):
             self._out.append({"role": "system", "content": [system]})
         for i, turn in enumerate(body.messages):
             allowed = _BLOCKS[turn.role]
@@ -255,6 +256,8 @@ class _Chat:
                     raise wrong(f"messages[{i}].content[{j}]", message)
             if turn.role == "user":
                 self._user(i, blocks)
+            elif turn.role == "system":  # Claude Code says there what has changed
+                self._say(blocks, "system")
             else:
                 self._assistant(blocks)
         if not self._out:
@@ -262,7 +265,7 @@ class _Chat:
         if self._out[-1].get("tool_calls"):
             raise wrong("messages", "the last one calls a tool: the result of the call must follow")
         for said in self._out:  # once: to add one text after the other would copy all before them
-            between = "\n" if said["role"] == "user" else ""
+            between = "\n" if said["role"] in ("user", "system") else ""
             said |= {name: between.join(said[name]) for name in _TEXTS if name in said}
         return self._out
 
@@ -286,11 +289,11 @@ class _Chat:
         if texts or not blocks:
             self._say(texts)
 
-    def _say(self, texts: list[Any]) -> None:
-        if self._out and self._out[-1]["role"] == "user":
+    def _say(self, texts: list[Any], role: str = "user") -> None:
+        if self._out and self._out[-1]["role"] == role:
             self._out[-1]["content"].append(_joined(texts))
         else:
-            self._out.append({"role": "user", "content": [_joined(texts)]})
+            self._out.append({"role": role, "content": [_joined(texts)]})
 
     def _assistant(self, blocks: list[Any]) -> None:
         """Texts are joined as they were written, so that an answer that comes back is what it was."""
@@ -307,12 +310,24 @@ class _Chat:
                 self._called[block.id] = block.name
 
 
-_BLOCKS = {"user": ("text", "tool_result", *UNREAD), "assistant": ("text", "tool_use", "thinking", *UNREAD)}
+_BLOCKS = {
+    "user": ("text", "tool_result", *UNREAD),
+    "assistant": ("text", "tool_use", "thinking", *UNREAD),
+    "system": ("text",),
+}
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
     arguments = json.dumps(block.input, ensure_ascii=False)
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _system(content: str | list[Any] | None) -> str:
+    """The text of `system`, without what Claude Code says in it to the service that bills it: that differs
+    from one conversation to the next, and a prompt that begins otherwise is found in no slot."""
+    blocks = content if isinstance(content, list) else []
+    read = [block for block in blocks if not block.text.startswith(_BILLING)]
+    return content if isinstance(content, str) else _joined(read)
 
 
 def _joined(content: str | list[Any] | None) -> str:

@@ -19,7 +19,7 @@ from ..grammar.tool_schemas import Enforced
 from ..jobs.work_queue import busy
 from ..sandbox.answers import AnswerReaders, Syntax
 from ..sandbox.pool import Sandbox, SandboxBroken, SandboxBusy, SandboxError
-from . import tools_as_text
+from . import later_system, tools_as_text
 from .thoughts import thoughts_of
 from .tools import Tools
 
@@ -55,6 +55,7 @@ class ChatLibrary:
         self._convert = convert
         self._eos, self._reads = setup["eos"], False
         self._form: tuple[Form | None] | None = None  # once it is found
+        self._later: bool | None = None  # whether the template shows later system messages, once it is known
 
     def start(self) -> None:
         """Starts the children for templates in the background. Those for answers start when first needed."""
@@ -75,6 +76,7 @@ class ChatLibrary:
         shown["parallel_tool_calls"] = tools.parallel
         if tools.called is not None:
             shown["called"] = list(tools.called)
+        request = {**request, "messages": self._readable(request["messages"])}
         form = self.form() if tools.shown else Form()
         if form is None:
             return self._without_tools(request, tools, schema, marks)
@@ -114,6 +116,20 @@ class ChatLibrary:
                     raise
                 self._form = (Form(),)
         return self._form[0]
+
+    def _readable(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages with system messages only where the template shows them: see later_system.py."""
+        if not later_system.has_later(messages):
+            return messages
+        if self._later is None:
+            try:
+                made = self._apply({"messages": later_system.PROBE, "enable_thinking": False})
+                self._later = later_system.are_shown(made["prompt"])
+            except ApiError as e:
+                if e.status != 400:
+                    raise
+                self._later = False
+        return messages if self._later else later_system.as_users(messages)
 
     def _without_tools(
         self, request: dict[str, Any], tools: Tools, schema: dict[str, Any] | None, marks: Marks

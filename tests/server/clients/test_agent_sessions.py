@@ -1,4 +1,4 @@
-"""Sessions of agents as their public sources make them: over HTTP each request is answered, prompts found."""
+"""Sessions of agents as they send them: over HTTP each request is answered, prompts found."""
 
 import json
 
@@ -34,7 +34,8 @@ def counted(path, told):
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_session(servers, name):
     path, body_of = SESSIONS[name]
-    more = {"max_output_tokens": 8} if path == "/v1/responses" else {}
+    more = {"max_output_tokens": 8} if path == "/v1/responses" else {"max_tokens": 8, "stream": True}
+    more |= {"stream_options": {"include_usage": True}} if path == "/v1/chat/completions" else {}
     counts = []
     for turn in range(TURNS):
         told, headers = events(servers["qwen"], path, body_of(turn) | more)
