@@ -29,7 +29,7 @@ class ErrorKind(str, enum.Enum):
 
 
 def _is_shown(c: str) -> bool:
-    """Whether a character may reach a terminal: names from files have others. Paths have lone surrogates."""
+    """True if a character may reach a terminal: names from files have others. Paths have lone surrogates."""
     return c.isprintable() or c == "\n" or "\ud800" <= c <= "\udfff"
 
 

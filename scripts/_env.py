@@ -76,7 +76,7 @@ def state_key() -> str:
 
 
 def is_copy() -> bool:
-    """Whether `pip install .` or `'.[hub]'` replaced the editable installation by a copy of the package."""
+    """True if `pip install .` or `'.[hub]'` replaced the editable installation by a copy of the package."""
     return any((VENV / "lib").glob("python*/site-packages/eagle3_llama/__init__.py"))
 
 

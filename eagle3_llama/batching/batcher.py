@@ -104,7 +104,7 @@ class Batcher:
     # -- looking inside (any thread) ----------------------------------------------------------------------
 
     def alive(self) -> bool:
-        """Whether requests are served."""
+        """True if requests are served."""
         return self.inbox.closing is None and self.inbox.ended is None and self._thread.is_alive()
 
     def waiting(self) -> int:
@@ -112,7 +112,7 @@ class Batcher:
         return len(self.inbox.waiting)
 
     def serves_others(self, client: str) -> bool:
-        """Whether requests of other clients have slots."""
+        """True if requests of other clients have slots."""
         return any(job is not None and job.client != client for job in [s.job for s in self._slots])
 
     def slots(self) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ class Batcher:
         }
 
     def memory(self) -> MemoryUse:
-        """What the model, its slots and the prompt cache take now."""
+        """The memory of the model, its slots and the prompt cache now."""
         used = self.inbox.run(self.engine.memory)
         return dataclasses.replace(used, prompt_cache=self._prefixes.cache.n_bytes)
 

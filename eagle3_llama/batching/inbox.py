@@ -1,4 +1,4 @@
-"""What other threads want of a batcher's thread: requests, more of their tokens, their end, and calls."""
+"""Wishes of other threads for a batcher's thread: requests, more of their tokens, their end, and calls."""
 
 from __future__ import annotations
 

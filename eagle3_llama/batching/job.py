@@ -1,4 +1,4 @@
-"""What a request and the batcher's thread exchange: a job with its outputs."""
+"""The exchange of a request and the batcher's thread: a job with its outputs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class BatchOutput(Output):
 
 
 class JobState(enum.Enum):
-    """Where a job stands, and what that means."""
+    """The states of a job, and what they mean."""
 
     QUEUED = "waits for a slot"
     PROMPT = "has a slot, which does not hold its whole prompt yet"
@@ -129,7 +129,7 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        """Where it stands now."""
+        """The present state."""
         if self.times.ended is not None:
             return JobState.ENDED
         if self.times.started is None:
@@ -144,7 +144,7 @@ class Job:
         return self.prompt[-1] if self.state is JobState.PROMPT else self.token
 
     def lacks_last_token(self) -> bool:
-        """Whether its slot holds its prompt but for the last token. A round of others can take that along."""
+        """True if its slot holds its prompt but for the last token. A round of others can take that along."""
         return 0 < self.prompt_at == len(self.prompt) - 1 and not self.echo
 
     def end_reason(self, now: float) -> str | None:
@@ -152,7 +152,7 @@ class Job:
         return self.cancelled or ("deadline" if self.deadline is not None and now >= self.deadline else None)
 
     def take_error(self) -> BaseException | None:
-        """What a logits processor raised, once. It is not raised: the batcher serves other requests."""
+        """An exception of a logits processor, once. It is not raised: the batcher serves other requests."""
         return self.processors.take_error() if self.processors is not None else None
 
     def free_sampler(self) -> None:

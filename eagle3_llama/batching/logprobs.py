@@ -17,7 +17,7 @@ from ..runtime.binding import Llama
 
 
 class TopRow(NamedTuple):
-    """What is kept of a row. ids, values: the most likely tokens, in order, and their log probabilities."""
+    """The kept part of a row. ids, values: the most likely tokens, in order, and their log probabilities."""
 
     token: int  # that followed
     value: float  # its log probability
@@ -33,7 +33,7 @@ def top_row(logits: np.ndarray, token: int, n: int) -> TopRow:
 
 
 def likeliest(values: np.ndarray, ids: np.ndarray | None, n: int) -> np.ndarray:
-    """Where the n largest of values [m] are, in order. Of equals, the larger of ids, or place, is first."""
+    """Places of the n largest of values [m], in order. Of equals, the larger of ids, or place, is first."""
     n = min(n, len(values))
     if n <= 0:
         return np.empty(0, np.intp)

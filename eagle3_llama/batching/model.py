@@ -117,7 +117,7 @@ class BatchModel(EagleLlama):
         return RECURRENT_STEP if self._is_recurrent or self._is_hybrid else GEMM_STEP
 
     def prunes_windows(self) -> bool:
-        """Whether layers with a sliding window keep the window alone."""
+        """True if layers with a sliding window keep the window alone."""
         return not self.settings.swa_full and llama_cpp.llama_model_n_swa(self.model) > 0
 
     def least_cut(self, slot: int, n_tokens: int) -> int:
@@ -137,7 +137,7 @@ class BatchModel(EagleLlama):
         return self._context.logits(row)
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends generation."""
+        """True if a token ends generation."""
         return bool(is_end(self, token))
 
 

@@ -1,4 +1,4 @@
-"""What a request has of its batcher's model: all that Llama has but for its context and its calls."""
+"""A request's view of its batcher's model: all that Llama has but for its context and its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the beginning of a prompt comes from: a slot that holds it, a copy of another slot, the prompt cache.
+"""The source of a prompt's beginning: a slot that holds it, a copy of another slot, the prompt cache.
 
 Whatever is cheapest by measured times. Copies go through bytes in memory (slot_state.py): llama.cpp copies
 whole sequences between streams only, of as many cells as a slot has, and the drafters' state comes with them.
@@ -41,7 +41,7 @@ class CopyCosts:
         return n_bytes * self._per_byte
 
     def pays(self, n: int, n_bytes: int) -> bool:
-        """Whether copying so many bytes takes less time than decoding n tokens."""
+        """True if copying so many bytes takes less time than decoding n tokens."""
         if n < LEAST:
             return False
         if self.copy(n_bytes) < self.decode(n):
@@ -118,7 +118,7 @@ class Prefixes:
         return slot
 
     def awaits(self, job: Job, slots: Sequence[BatchSlot]) -> bool:
-        """Whether another job decodes what the job's prompt begins with: it is copied once it is there."""
+        """True if another job decodes what the job's prompt begins with: it is copied once it is there."""
         if job.echo or not self._cuts_anywhere():
             return False
         at_work = [s for s in slots if s.job is not None and s.job.state is JobState.PROMPT]
@@ -164,7 +164,7 @@ class Prefixes:
         return min(places, key=lambda place: (self._seconds(place, job), place.lost))
 
     def _seconds(self, place: Place, job: Job) -> float:
-        """What the rest of the prompt takes, the copy, and to bring back the text that the slot loses."""
+        """Seconds of the rest of the prompt, of the copy, and of bringing back the text that is lost."""
         slot, source = place.slot, place.source
         seconds = self.costs.decode(len(job.prompt) - place.n)
         if isinstance(source, BatchSlot):

@@ -21,7 +21,7 @@ def shared_tokens(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def goes_on(n: int, n_prompt: int, n_tokens: int) -> bool:
-    """Whether a prompt that shares n tokens with a text goes on with its conversation.
+    """True if a prompt that shares n tokens with a text goes on with its conversation.
 
     It has all of the text's prompt, but for what a template adds before an answer. What it lacks is of the
     answer: its thoughts are left out, say, or another answer is wanted. Nobody will ask for that again.
@@ -47,7 +47,7 @@ class SavedText:
 
     @property
     def n_bytes(self) -> int:
-        """What it takes of memory."""
+        """Its bytes in memory."""
         return self.state.n_bytes + self.ids.nbytes
 
     def shared(self, ids: np.ndarray) -> int:
@@ -83,7 +83,7 @@ class PromptCache:
         return best, most
 
     def holds(self, client: str, tokens: Sequence[int]) -> bool:
-        """Whether a text of the client begins with all of these tokens, and can be cut behind them."""
+        """True if a text of the client begins with all of these tokens, and can be cut behind them."""
         return self.find(client, tokens)[1] == len(tokens)
 
     def add(self, text: SavedText) -> None:

@@ -27,7 +27,7 @@ class LazyGrammar(LlamaGrammar):  # type: ignore[misc]
 
 @dataclasses.dataclass(frozen=True)
 class Thoughts:
-    """What a model writes between tags before its answer.
+    """Thoughts that a model writes between tags before its answer.
 
     start, ends: the tags before and behind them. inside: the prompt ends within thoughts. budget: most tokens
     of them, None for any number. closing: the tokens that follow then.

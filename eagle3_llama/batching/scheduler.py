@@ -1,4 +1,4 @@
-"""What the batcher's thread decodes in a turn: chunks of prompts, and a round of the slots that generate."""
+"""A turn of the batcher's thread: chunks of prompts, and a round of the slots that generate."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BatchSlot:
 
 
 def a_slot_is_free(slots: Sequence[BatchSlot], jobs: Iterable[Job]) -> bool:
-    """Whether a slot is free that one of these jobs takes."""
+    """True if a slot is free that one of these jobs takes."""
     free = {s.id for s in slots if s.job is None}
     return bool(free) and any(job.only_slot is None or job.only_slot in free for job in jobs)
 
@@ -226,7 +226,7 @@ class Scheduler:
             self._free(slot, failure)
 
     def _failed(self, slot: BatchSlot, job: Job) -> bool:
-        """Whether a logits processor raised something, of whatever kind. Then the slot is free."""
+        """True if a logits processor raised something, of whatever kind. Then the slot is free."""
         error = job.take_error()
         if error is not None:
             self._free(slot, error)

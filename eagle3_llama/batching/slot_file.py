@@ -134,7 +134,7 @@ def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:
 
 
 def _are_texts(data: bytes, n_vocab: int) -> bool:
-    """Whether TextMemory.tokens() could have given these bytes."""
+    """True if TextMemory.tokens() could have given these bytes."""
     if len(data) % 4 != 0:
         return False
     ids = np.frombuffer(data, np.int32)

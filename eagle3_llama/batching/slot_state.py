@@ -1,4 +1,4 @@
-"""What a slot holds, as bytes in memory: tokens, the target's keys and values, the drafters' state."""
+"""A slot's state, as bytes in memory: tokens, the target's keys and values, the drafters' state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SlotState:
 
     @property
     def n_bytes(self) -> int:
-        """What it takes of memory."""
+        """Its bytes in memory."""
         return len(self.target) + len(self.head) + TOKEN_BYTES * len(self.tokens)
 
 

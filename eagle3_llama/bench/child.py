@@ -85,7 +85,7 @@ def _builder() -> Path:
 
 
 def in_checkout() -> bool:
-    """Whether of_checkout() and unpatched() find something: an installed package has no native/."""
+    """True if of_checkout() and unpatched() find something: an installed package has no native/."""
     return _builder().is_file()
 
 
@@ -112,7 +112,7 @@ def of_checkout(name: str) -> ModuleType:
 
 
 def built(option: str) -> bool:
-    """Whether unpatched() would take no time."""
+    """True if unpatched() would take no time."""
     command = [sys.executable, str(_builder()), option, "--if-built", "--print-dir"]
     return in_checkout() and subprocess.run(command, capture_output=True).returncode == 0
 

@@ -1,4 +1,4 @@
-"""What a decoding mode of a benchmark is: the interface that all kinds have."""
+"""A decoding mode of a benchmark: the interface that all kinds have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .turns import Run, take_turns
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What the command line gives for modes to use. fixed: settings besides params, such as 3 or 60x6x10."""
+    """The command line's settings for modes. fixed: settings besides params, such as 3 or 60x6x10."""
 
     heads: Sequence[str]
     draft_model: str | None
@@ -30,7 +30,7 @@ class Given:
 
 @dataclasses.dataclass(frozen=True)
 class Loading:
-    """What every mode loads the model with. flash_attn: None is llama.cpp's choice."""
+    """The settings with which every mode loads the model. flash_attn: None is llama.cpp's choice."""
 
     path: str
     n_threads: int
@@ -94,7 +94,7 @@ class Mode:
         return {}
 
     def found(self, llm: Any) -> dict[str, Any]:
-        """What settle() found, for use(): everything that it set."""
+        """The findings of settle(), for use(): everything that it set."""
         return self.used(llm)
 
     def use(self, llm: Any, found: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ class BenchTarget:
         self.format = file_format(self.plain)
 
     def llm(self, mode: Mode) -> Any:
-        """What the mode's load() returned."""
+        """The result of the mode's load()."""
         return self._llms[mode.key]
 
     def working(self) -> list[Mode]:

@@ -1,4 +1,4 @@
-"""What `generate` and `chat` share: the options of the model, of its drafts and of sampling."""
+"""Options that `generate` and `chat` share: the options of the model, of its drafts and of sampling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to say where a module is missing: an extra of pyproject.toml installs it, or this system has none."""
+"""The message where a module is missing: an extra of pyproject.toml installs it, or this system has none."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Value:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor is.
+    """The place of a tensor.
 
     shape: rows first. qtype: None if the type is newer than the gguf package. offset: bytes from the start of
     the file at `path`, which is one of several if the model is split.

@@ -32,7 +32,7 @@ _NO_MODEL = re.compile(r"(^|/)(eagle3?-[^/]*|[^/]*mmproj[^/]*|[^/]*imatrix[^/]*)
 
 @dataclasses.dataclass(frozen=True)
 class HubName:
-    """What stands after hf:. At most one of file and format is given."""
+    """The name after hf:. At most one of file and format is given."""
 
     repo: str
     file: str | None = None
@@ -223,7 +223,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name from a listing stays inside the folder that it is joined to, on every system."""
+    """True if a name from a listing stays inside the folder that it is joined to, on every system."""
     words = name.split("/")
     return name.isprintable() and "\\" not in name and ":" not in name and not {"", ".", ".."} & set(words)
 

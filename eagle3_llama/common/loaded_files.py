@@ -63,7 +63,7 @@ def check_same(files: Iterable[Sequence[object]]) -> None:
 
 
 def are_same(files: Iterable[LoadedFile]) -> bool:
-    """Whether the files are those that were loaded."""
+    """True if the files are those that were loaded."""
     try:
         check_same(files)
     except EagleError:

@@ -83,7 +83,7 @@ def check_file(path: Name, kind: str = "") -> None:
 
 
 def missing(path: Name, what: str = "file") -> str:
-    """What to say of a model or a head that is not there. It may be meant as a name on the Hub."""
+    """The message about a model or a head that is not there. It may be meant as a name on the Hub."""
     name = os.fspath(path)
     is_name = _ON_THE_HUB.fullmatch(name) and not Path(name.partition("/")[0]).exists()
     if is_name and not (name.count("/") == 1 and name.endswith(".gguf")):
@@ -98,7 +98,7 @@ def _architecture(path: Path) -> str:
 
 
 def _another_kind(path: Path, whole: bool) -> tuple[str, str] | None:
-    """What a GGUF file is that is no model by itself, and how to mend it. None for models and heads."""
+    """The kind of a GGUF file that is no model by itself, and how to mend it. None for models and heads."""
     strings, n_tensors = read_beginning(path)
     if found := kind_of(strings):
         return found
@@ -108,7 +108,7 @@ def _another_kind(path: Path, whole: bool) -> tuple[str, str] | None:
 
 
 def _mend_folder(folder: Path, kind: str) -> str:
-    """What to give instead of a folder."""
+    """Advice on what to give instead of a folder."""
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs:
         return f"use {' or '.join(map(str, ggufs[:3]))}"

@@ -1,4 +1,4 @@
-"""What may stand where the path of a model or a head is taken: hf: names, and `auto` for a head.
+"""Names that may stand in place of the path of a model or a head: hf: names, and `auto` for a head.
 
 Everything that takes such a path calls model() or head() here. What they return are paths, or None for a head
 that is not there.
@@ -28,7 +28,7 @@ def find_heads_by(find: FindHead) -> None:
 
 
 def is_name(name: Name | None) -> bool:
-    """Whether it is no path."""
+    """True if it is no path."""
     return name is not None and (os.fspath(name) == AUTO or os.fspath(name).startswith(hub.PREFIX))
 
 

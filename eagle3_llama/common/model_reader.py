@@ -101,7 +101,7 @@ def row_bytes(model: Gguf) -> int:
 
 
 def fingerprint(path: Name) -> str:
-    """What tells a model, or any file, from others: a hash of its content, not of its name.
+    """The identity of a model, or of any file: a hash of its content, not of its name.
 
     Of a GGUF the SHA-256 of its size, its metadata and some blocks of its weights, because hashing all of a
     large model would take longer than loading it; of a split model, of all its parts. Of another file the

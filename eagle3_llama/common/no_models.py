@@ -46,7 +46,7 @@ MOST = 64 << 20  # bytes of metadata; the largest vocabularies have some 20 MB
 
 
 def not_gguf(path: Path, beginning: bytes) -> str:
-    """What is wrong with a file that is no GGUF, and how to mend it. beginning: 32 bytes or more."""
+    """The fault of a file that is no GGUF, and how to mend it. beginning: 32 bytes or more."""
     size, begins = path.stat().st_size, beginning.lstrip(b" \r\n\t\xef\xbb\xbf").lower()
     if size == 0:
         return f"{path} is not a GGUF file, but empty: fetch it again"
@@ -59,7 +59,7 @@ def not_gguf(path: Path, beginning: bytes) -> str:
 
 
 def kind_of(strings: Mapping[str, str]) -> tuple[str, str] | None:
-    """What a GGUF file with these keys is, and how to mend it; None if it may be a model."""
+    """The kind of a GGUF file with these keys, and how to mend it; None if it may be a model."""
     named = (strings.get(f"general.{name}", "") for name in ("type", "architecture"))
     return next((_KINDS[name] for name in named if name in _KINDS), None)
 
@@ -75,6 +75,6 @@ def lacks_layers(path: Path, n_tensors: int) -> tuple[str, str] | None:
 
 
 def _has(path: Path, words: bytes) -> bool:
-    """Whether the metadata of a file has these bytes. To walk through a vocabulary would take a second."""
+    """True if the metadata of a file has these bytes. To walk through a vocabulary would take a second."""
     with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(words, 0, MOST) >= 0

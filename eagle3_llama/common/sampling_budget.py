@@ -17,7 +17,7 @@ class SlowGrammar(EagleError):
 
 @dataclasses.dataclass(eq=False)
 class SamplingBudget:
-    """What is left, in seconds: each token adds its part, and what is saved is at most that of ROWS tokens.
+    """The seconds that are left: each token adds its part, and what is saved is at most that of ROWS tokens.
 
     So a grammar may have expensive places, and none may slow others down for long.
     """
@@ -29,7 +29,7 @@ class SamplingBudget:
         self.left = ROWS * self.row_seconds
 
     def spend(self, seconds: float, n_tokens: int) -> None:
-        """What sampling n_tokens took. Raises SlowGrammar if it is more than there is."""
+        """Spends the time that sampling n_tokens took. Raises SlowGrammar if it is more than there is."""
         most = ROWS * self.row_seconds
         self.left = min(self.left + n_tokens * self.row_seconds, most) - seconds
         if self.left < 0:

@@ -53,7 +53,7 @@ class Range:
     kind: str | None = None
 
     def wanted(self, value: Any, types: tuple[Any, ...]) -> str:
-        """What the error asks for; empty if the value is in the range."""
+        """The value that the error asks for; empty if the value is in the range."""
         whole = int in types
         right = type(value) is int if whole else isinstance(value, numbers.Real)
         if right and math.isfinite(value) and self.least <= value <= self.most:
@@ -78,7 +78,7 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True)
 class NamedSetting:
-    """What a field of settings says. types: those that it can have. option_type: that of its option."""
+    """The parts of a field of settings. types: those that it can have. option_type: that of its option."""
 
     name: str
     default: Any
@@ -109,12 +109,12 @@ class NamedSetting:
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
     def parsed(self, given: Any) -> Any:
-        """What the parser makes of a text, from the command line or from Python."""
+        """The parser's value of a text, from the command line or from Python."""
         parser = self.option.parser if self.option is not None else None
         return given if parser is None else parser(given, self.name)
 
     def held(self, given: Any) -> Any:
-        """What the settings hold of an option's value: text for paths, tuples for lists."""
+        """The settings' form of an option's value: text for paths, tuples for lists."""
         if isinstance(given, list):
             return tuple(map(self.held, given))
         if given is None:

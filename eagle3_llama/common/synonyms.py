@@ -1,4 +1,4 @@
-"""What users of llama.cpp, llama-cpp-python, vLLM and Ollama type: other names, MODEL without --model.
+"""The words of users of llama.cpp, llama-cpp-python, vLLM and Ollama: other names, MODEL without --model.
 
 A name is taken if it means what one of our options means. Otherwise the error says what to write.
 """

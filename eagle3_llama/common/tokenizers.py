@@ -59,7 +59,7 @@ def difference(target: str | Path, head: str | Path) -> str | None:
 
 
 def warning(target: str, head: str) -> str | None:
-    """What to warn of when `head` is loaded for `target`."""
+    """The warning when `head` is loaded for `target`."""
     try:
         differs = difference(target, head)
     except EagleError:

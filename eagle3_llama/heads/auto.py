@@ -84,7 +84,7 @@ def choose_head(target: Path) -> str | None:
 
 
 def would_find(target: Path) -> str:
-    """What `auto` finds for a target's file, in words. The Hub is not asked. Raises as read_target()."""
+    """The find of `auto` for a target's file, in words. The Hub is not asked. Raises as read_target()."""
     model, why = read_target(target), []
     if repo := repository_of(target):
         why.append(f"the files of {repo} on the Hub, which are not looked at here")

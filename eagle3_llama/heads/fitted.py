@@ -55,7 +55,7 @@ class HeadFiles:
 
     @contextlib.contextmanager
     def as_source(self) -> Iterator[Path]:
-        """What the converter takes: the GGUF, or a folder that has these files and no others."""
+        """The converter's source: the GGUF, or a folder that has these files and no others."""
         if self.gguf is not None:
             yield self.gguf
             return
@@ -72,7 +72,7 @@ class HeadFiles:
 
 @dataclasses.dataclass(frozen=True)
 class PairRecord:
-    """What is known of a pair. path: the head's GGUF, None if it was refused. message: the self-test's line.
+    """The record of a pair. path: the head's GGUF, None if it was refused. message: the self-test's line.
 
     content: the fingerprint of the file at `path`.
     """
@@ -85,7 +85,7 @@ class PairRecord:
     content: str
 
     def usable(self) -> bool:
-        """Whether its file is there as it was made."""
+        """True if its file is there as it was made."""
         if self.path is None or not Path(self.path).is_file():
             return False
         try:

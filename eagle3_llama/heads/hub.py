@@ -19,7 +19,7 @@ MOST_CONFIG = 64 << 20  # bytes; a checkpoint's config and index have some kilob
 
 @contextlib.contextmanager
 def head_source(name: str | Path) -> Iterator[Path]:
-    """What the converter takes, for a path or an hf: name. Raises EagleError as fetch_head() does."""
+    """The converter's source, for a path or an hf: name. Raises EagleError as fetch_head() does."""
     if not is_name(name):
         yield Path(name)
         return
@@ -94,7 +94,7 @@ def _named(name: HubName, names: list[str]) -> list[str]:
 
 
 def is_head_file(name: str) -> bool:
-    """Whether a file is a head by llama.cpp's convention, eagle3-*.gguf beside its model."""
+    """True if a file is a head by llama.cpp's convention, eagle3-*.gguf beside its model."""
     return name.rpartition("/")[2].lower().startswith("eagle3-") and name.endswith(".gguf")
 
 

@@ -103,7 +103,7 @@ def _head(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
 
 
 def _doubt(arch: str, layers: list[int]) -> str | None:
-    """What is odd about a head's layers, by EAGLE's rule 2, n/2, n-3 for a target of n layers.
+    """A remark on a head's layers, by EAGLE's rule 2, n/2, n-3 for a target of n layers.
 
     llama.cpp's converter wrote wrong ones for a while (its issue 27040), and such a head still runs.
     """

@@ -220,12 +220,12 @@ def better_readings(found: Report) -> list[str]:
 
 
 def is_useless(found: Report) -> bool:
-    """Whether there are positions enough to say that the head guesses no better than by chance."""
+    """True if there are positions enough to say that the head guesses no better than by chance."""
     return found.positions >= FEWEST and not _guesses(found)
 
 
 def _guesses(found: Report) -> bool:
-    """Whether the head, with any choice of layers, beats a constant guess of the most frequent token."""
+    """True if the head, with any choice of layers, beats a constant guess of the most frequent token."""
     deviation = math.sqrt(found.chance * (1 - found.chance) / found.positions)
     return max(t.accepted for t in found.trials) > found.chance + BETTER * deviation
 

@@ -95,7 +95,7 @@ def _uses_long_factors(llm: Any) -> bool:
 
 
 def difference(made: dict[str, Any], here: dict[str, Any]) -> str:
-    """What differs between the settings() of a state and those of a context; empty if nothing does."""
+    """The differences between the settings() of a state and those of a context; empty if nothing does."""
     names = [name for name in (*CHANGES, "rope_factors") if made.get(name) != here.get(name)]
     return ", ".join(
         f"{name} was {made.get(name, 'unset')} and is {here.get(name, 'unset')} here" for name in names

@@ -55,12 +55,12 @@ def chat_tokens(llm: Llama, messages: list[dict[str, str]] | str) -> list[int]:
 
 
 def has_template(llm: Llama) -> bool:
-    """Whether the GGUF has a chat template. Base models have none."""
+    """True if the GGUF has a chat template. Base models have none."""
     return "tokenizer.chat_template" in llm.metadata
 
 
 def is_end(llm: Llama, token: int) -> bool:
-    """Whether a token ends generation."""
+    """True if a token ends generation."""
     import llama_cpp
 
     return bool(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))

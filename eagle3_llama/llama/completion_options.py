@@ -1,4 +1,4 @@
-"""What a completion asks of its generation, besides the arguments of generate()."""
+"""A completion's settings of its generation, besides the arguments of generate()."""
 
 from __future__ import annotations
 

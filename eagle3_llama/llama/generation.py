@@ -52,7 +52,7 @@ class GenerateCall:
 
 
 def reads_rows(stopping: Any) -> bool:
-    """Whether stopping criteria may read logits. That of llama-cpp-python's chat templates does not."""
+    """True if stopping criteria may read logits. That of llama-cpp-python's chat templates does not."""
     criteria = stopping if isinstance(stopping, list) else [stopping]
     return stopping is not None and any(getattr(f, "__qualname__", "") != TEMPLATE_STOP for f in criteria)
 
@@ -96,7 +96,7 @@ class GeneratingLlama(FlashLlama):
 
     @property
     def _delegates(self) -> bool:
-        """Whether llama-cpp-python itself generates."""
+        """True if llama-cpp-python itself generates."""
         return False
 
     def _tokens_from(self, call: GenerateCall) -> TokenSource:
@@ -105,7 +105,7 @@ class GeneratingLlama(FlashLlama):
 
     @staticmethod
     def _closed_error() -> EagleError:
-        """What a call after close() raises."""
+        """The error of a call after close()."""
         return guards.closed()
 
     def set_seed(self, seed: int) -> None:
@@ -235,7 +235,7 @@ class GeneratingLlama(FlashLlama):
             self._options = None
 
     def _ends_generation(self, stop: str) -> bool:
-        """Whether a stop string is the text of a token that ends generation, as a chat template's is."""
+        """True if a stop string is the text of a token that ends generation, as a chat template's is."""
         tokens = self.tokenize(stop.encode(), add_bos=False, special=True)
         return len(tokens) == 1 and bool(llama_cpp.llama_vocab_is_eog(self._model.vocab, tokens[0]))
 

@@ -1,4 +1,4 @@
-"""What a user may do to an EagleLlama by mistake: use it after close(), assign a drafting setting to it."""
+"""Mistakes with an EagleLlama that are told: use it after close(), assign a drafting setting to it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ON_DEVICE = {  # the same, where layers are asked to be on a device
 
 
 def no_trees(why: str) -> EagleError:
-    """What asking for a tree raises where the target cannot check one. why: Session.tree_refusal."""
+    """The error of asking for a tree where the target cannot check one. why: Session.tree_refusal."""
     mend = "load the model with flash_attn=True, or leave tree out" if "flash" in why else "leave tree out"
     return EagleError(ErrorKind.UNSUPPORTED, f"this target cannot check a tree, as {why}: {mend}")
 
@@ -71,7 +71,7 @@ def load_error(path: str, error: ValueError, n_gpu_layers: int | None = None) ->
 
 
 def is_whole(path: str) -> bool:
-    """Whether the file can be read."""
+    """True if the file can be read."""
     try:
         read_model(path)
     except EagleError:
@@ -80,7 +80,7 @@ def is_whole(path: str) -> bool:
 
 
 def split_error(path: str) -> TargetError | None:
-    """What is wrong with the parts of a split model; None if nothing is, or it is in one file."""
+    """The fault in the parts of a split model; None if nothing is, or it is in one file."""
     try:
         read_model(path)
     except EagleError as e:
@@ -89,7 +89,7 @@ def split_error(path: str) -> TargetError | None:
 
 
 def type_error(path: str) -> TargetError | None:
-    """What is wrong with a model that has weights of a type that nobody knew; None if it has none."""
+    """The fault of a model that has weights of a type that nobody knew; None if it has none."""
     try:
         tensors = read_model(path).tensors
     except EagleError:

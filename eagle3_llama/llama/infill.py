@@ -25,7 +25,7 @@ def infill_tokens(llm: Llama) -> list[int]:
 
 
 def can_infill(llm: Llama) -> bool:
-    """Whether the vocabulary has these tokens."""
+    """True if the vocabulary has these tokens."""
     return min(infill_tokens(llm)) >= 0
 
 

@@ -19,7 +19,7 @@ _SETTINGS = (*sorted(_OURS), *(n for n in guards.LLAMA_NAMES if n not in _OURS a
 
 
 class InstalledLlama(EagleLlama):
-    """What `llama_cpp.Llama(...)` makes after install(): an EagleLlama with the settings of that call."""
+    """Made by `llama_cpp.Llama(...)` after install(): an EagleLlama with the settings of that call."""
 
     settings: dict[str, Any] = {}
 

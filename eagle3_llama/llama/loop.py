@@ -25,7 +25,7 @@ class Output:
 
 
 class TokenSource(Protocol):
-    """Where the tokens of a generation come from: LocalTokens, or a batcher's BatchTokens."""
+    """The source of a generation's tokens: LocalTokens, or a batcher's BatchTokens."""
 
     def prompt(self) -> Output | None:
         """Decodes the prompt and samples the first token. The text is the prompt afterwards."""

@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file says, as llama-cpp-python reads it: text by name."""
+"""The metadata of a GGUF file, as llama-cpp-python reads it: text by name."""
 
 from __future__ import annotations
 

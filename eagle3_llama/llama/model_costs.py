@@ -160,12 +160,12 @@ def measure_in_use(llm: MeasuredLlama, slot: int) -> None:
 
 
 def on_device(n_gpu_layers: int | None) -> bool:
-    """Whether layers of a model that is loaded so are on a device."""
+    """True if layers of a model that is loaded so are on a device."""
     return bool(n_gpu_layers) and bool(llama_cpp.llama_supports_gpu_offload())
 
 
 def memory_of(llm: MeasuredLlama) -> token_costs.Memory | None:
-    """What the model reads; None if a slot has more than keys and values of its tokens."""
+    """The bytes that the model reads; None if a slot has more than keys and values of its tokens."""
     if llm._is_recurrent or llm._is_hybrid:
         return None
     return token_costs.Memory(

@@ -39,7 +39,7 @@ class EagleState(LlamaState):
 
 
 def identity(llm: Llama, files: LoadedFiles) -> dict[str, Any]:
-    """What a state of this Llama belongs to: its settings, and the content of its files, which are read.
+    """The identity of this Llama's states: its settings, and the content of its files, which are read.
 
     llama.cpp checks shapes alone: the keys and values of another model of this size would pass.
     """

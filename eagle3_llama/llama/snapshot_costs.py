@@ -45,7 +45,7 @@ class Ways:
 
 
 def kept(model: Any, params: Any, n: int, key: Sequence[object]) -> Ways | None:
-    """What n snapshots take, from the file of an earlier load with this key, or measured now.
+    """The costs of n snapshots, from the file of an earlier load with this key, or measured now.
 
     model: a llama_model. params: llama_context_params; its threads and its cache count. None if llama.cpp
     keeps no snapshots for the model, or has no memory for another context; or if other programs disturbed the

@@ -38,7 +38,7 @@ def max_draft(max_tokens: int | None) -> int:
 
 
 def has_window(ctx: Any, n: int) -> bool:
-    """Whether a context that is cut back to n tokens has what the next one reads, as session.rewind asks.
+    """True if a context that is cut back to n tokens has what the next one reads, as session.rewind asks.
 
     A sliding window that was pruned (swa_full=False) has given the cells of old tokens to new ones.
     """
@@ -164,7 +164,7 @@ class ContextText(Text):
             raise
 
     def _is_lost(self) -> bool:
-        """Whether nothing of the text is in the context's memory, though it was there."""
+        """True if nothing of the text is in the context's memory, though it was there."""
         if self.n_tokens == 0 or self.engine.n_past() > 0:
             return False
         return bool(llama_cpp.llama_memory_seq_pos_max(self.ctx.memory, 0) < 0)

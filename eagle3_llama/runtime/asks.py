@@ -1,4 +1,4 @@
-"""What a round is asked for, and how it is told to the library."""
+"""The asks of a round, and how they are told to the library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MATCH, FORCED = 4, 2  # tokens of a match, or forced ones, that make it worth to
 
 
 class Ask(NamedTuple):
-    """What a slot wants of a round. `token` was sampled and is not decoded yet.
+    """A slot's ask of a round. `token` was sampled and is not decoded yet.
 
     max_draft: the longest path of draft tokens that is of use: what is left of the text, less the token that
     the target samples after them. given: a draft instead of the head's. on_draft: called with [token,
@@ -36,7 +36,7 @@ class Ask(NamedTuple):
 
 
 class Buffers:
-    """What a round of n asks passes to the library, allocated once. samplers: addresses, 0 for none."""
+    """Buffers that n asks pass to the library, allocated once. samplers: addresses, 0 for none."""
 
     def __init__(self, ffi: Any, n: int) -> None:
         self.asks = ffi.new("struct eagle3_ask[]", n)
@@ -117,7 +117,7 @@ class Drafting:
         return None
 
     def _can_draft(self, p: EagleParams) -> bool:
-        """Whether there is something to draft with these parameters, and known what it costs."""
+        """True if there is something to draft with these parameters, and known what it costs."""
         if p.n_max == 0 or (p.planned and self._planner.costs is None):
             return False
         return self._session.has_head or (p.from_text and self._session.drafts_from_text)

@@ -112,7 +112,7 @@ def of_the_user() -> dict[str, str]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """What eagle3-proof runs with: this process's, without the user's choices. Leaks are no faults.
+    """The environment of eagle3-proof: this process's, without the user's choices. Leaks are no faults.
 
     Its libraries are those of the folder, whatever others are found before them.
 
@@ -187,13 +187,13 @@ def _asleep(pid: int) -> int | None:
 
 
 def _subject(step: str) -> tuple[str, bool]:
-    """What a step is called in a sentence, and whether that is a plural."""
+    """The name of a step in a sentence, and whether it is a plural."""
     subject = re.sub(r" \(CPU\)$", "", step) or "the start"
     return subject, subject.startswith("products")
 
 
 def _judge(step: str, code: int | None, message: list[str]) -> Fault | None:
-    """What the end of the child means. code: its exit code, or None if it had to be ended."""
+    """The meaning of the child's end. code: its exit code, or None if it had to be ended."""
     last = message[-1] if message else ""
     subject, plural = _subject(step)
     if code is None or (sys.platform != "win32" and code == -signal.SIGXCPU):

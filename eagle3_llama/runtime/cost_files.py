@@ -65,7 +65,7 @@ def cached(
 
 
 def _were_disturbed(engine: Session, loads: Sequence[Costs]) -> bool:
-    """Whether a decode of one row is now far from what any of these loads measured. Of two, unless slow."""
+    """True if a decode of one row is now far from what any of these loads measured. Of two, unless slow."""
     one = engine.measure_target(1)
     one = one if one > SLOW_ROW else min(one, engine.measure_target(1))
     return bool(one * FAR_OFF < min(c.one_row for c in loads))
@@ -129,7 +129,7 @@ def _read(key: Sequence[object], n_ctx: int) -> list[Costs]:
 
 
 def _is_sound(c: Costs) -> bool:
-    """Whether the planner takes them, and measure() could have returned them: see eagle3_plan_set."""
+    """True if the planner takes them, and measure() could have returned them: see eagle3_plan_set."""
 
     def sound(rows: Any, least: float) -> bool:
         sized = isinstance(rows, list) and len(rows) == MAX_ROWS + 1

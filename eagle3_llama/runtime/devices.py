@@ -1,4 +1,4 @@
-"""What ggml can put layers on: the registered devices of the loaded library, with their kind and memory."""
+"""Devices that ggml can put layers on: those of the loaded library, with their kind and memory."""
 
 from __future__ import annotations
 

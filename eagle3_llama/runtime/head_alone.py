@@ -12,7 +12,7 @@ from .session import Session
 
 
 class HeadAlone:
-    """What the head of a session is, and what it computes for given features."""
+    """The head of a session alone: its facts, and its results for given features."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -114,7 +114,7 @@ def _guard(lib_dir: Path) -> None:
 
 
 def record(lib_dir: Path) -> dict[str, Any]:
-    """What native/build.py wrote down about the library: instruction sets, compiler, versions. May be {}."""
+    """The record of native/build.py about the library: instruction sets, compiler, versions. May be {}."""
     try:
         found = json.loads((lib_dir / "proof.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -168,7 +168,7 @@ def error_of(code: int) -> EagleError:
 
 
 def checked(code: int) -> int:
-    """What a call of libeagle3 returned. Raises EagleError if it is the code of a failure."""
+    """The result of a call of libeagle3. Raises EagleError if it is the code of a failure."""
     if code < 0:
         raise error_of(code)
     return code

@@ -1,4 +1,4 @@
-"""What a call of `llama_cpp.Llama` makes: a stock Llama, or after install() an object of our class.
+"""The class behind `llama_cpp.Llama`: a stock Llama, or after install() an object of our class.
 
 Libraries bind the name Llama when they are imported, before or after this package. So the name stays, and the
 class itself decides.

@@ -1,4 +1,4 @@
-"""What a load measures of the costs, and how long: for models whose decode is quick or slow."""
+"""The plan of a load's measurements of costs: for models whose decode is quick or slow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTEXTS = (8, 256)  # tokens in the KV cache before the rows, for the near and 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuringPlan:
-    """What a load measures, and how long. Times are seconds after its start."""
+    """The plan of a load's measurements. Times are seconds after its start."""
 
     each_once: bool  # each size is measured once; else as often as SIZES has it
     first_until: float  # the first round begins no further size afterwards
@@ -45,7 +45,7 @@ class MeasuringPlan:
         return self.later_until if n_rounds else self.first_until
 
     def goes_on(self, n_rounds: int, elapsed: float, budget: float) -> bool:
-        """Whether another round begins behind n_rounds."""
+        """True if another round begins behind n_rounds."""
         return n_rounds < self.least_rounds or (n_rounds < self.most_rounds and elapsed < budget)
 
 

@@ -1,4 +1,4 @@
-"""What a load takes of memory."""
+"""The memory of a load."""
 
 from __future__ import annotations
 

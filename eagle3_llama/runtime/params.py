@@ -82,7 +82,7 @@ class StaticTree:
 
 
 class Kind(enum.Enum):
-    """What is drafted. The values name the kinds in docs/use.md."""
+    """The kinds of draft. The values name the kinds in docs/use.md."""
 
     PLAIN = "plain decoding"  # nothing
     CHAIN = "chain"  # up to n_max tokens
@@ -93,7 +93,7 @@ class Kind(enum.Enum):
 
 
 class Use(enum.Enum):
-    """What a setting does in a kind of draft. The values stand in the table of docs/use.md."""
+    """The uses of a setting in a kind of draft. The values stand in the table of docs/use.md."""
 
     CHOOSES = "chooses it"  # its value makes the draft one of this kind
     USED = "used"
@@ -207,7 +207,7 @@ class EagleParams:
 
     @functools.cached_property  # every round reads it
     def kind(self) -> Kind:
-        """What is drafted with these parameters, by a head and a target that can."""
+        """The kind of draft with these parameters, by a head and a target that can."""
         if self.fixed_tree:
             return Kind.TREE if isinstance(self.tree, Tree) else Kind.CHOICES
         if self.n_max is None:
@@ -236,12 +236,12 @@ class EagleParams:
 
     @functools.cached_property  # every round reads it
     def from_text(self) -> bool:
-        """Whether drafts may come from the text."""
+        """True if drafts may come from the text."""
         return self.text and self.planned
 
     @functools.cached_property  # every round reads it
     def planned(self) -> bool:
-        """Whether the planner chooses the drafts."""
+        """True if the planner chooses the drafts."""
         return self.n_max is None and not self.fixed_tree
 
     def chain(self) -> EagleParams:

@@ -34,7 +34,7 @@ class Planner:
         self.on_match = None
 
     def info(self) -> dict[str, float]:
-        """What it expects: rate and plain_rate in tokens/s, trust in the head, rounds it rests.
+        """Its expectations: rate and plain_rate in tokens/s, trust in the head, rounds it rests.
 
         And what it foresaw of all rounds since the costs were set, in seconds: foreseen, their time;
         foreseen_plain, the time in which plain decoding would bring the tokens that it expected of them.

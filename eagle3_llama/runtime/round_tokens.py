@@ -34,7 +34,7 @@ class RoundTokens(NamedTuple):
 
     @classmethod
     def sampled(cls, tokens: Sequence[int], draft: Draft, failure: EagleError | None = None) -> RoundTokens:
-        """What a round sampled while it verified a draft. failure: then all tokens are of the draft."""
+        """The tokens that verification of a draft sampled. failure: then all tokens are of the draft."""
         n = len(tokens)
         if not draft.tokens:
             return cls.plain(tokens)
@@ -46,7 +46,7 @@ class RoundTokens(NamedTuple):
 
     @classmethod
     def plain(cls, tokens: Sequence[int]) -> RoundTokens:
-        """What rounds without a draft sampled."""
+        """The tokens of rounds without a draft."""
         n = len(tokens)
         return cls(tokens, [0] * n, [TARGET] * n, rounds=n)
 

@@ -66,7 +66,7 @@ class Session:
             raise
 
     def source_names(self) -> list[str]:
-        """What the session calls its sources of drafts; a draft token's bit i is for the i-th of them."""
+        """The session's names of its sources of drafts; a draft token's bit i is for the i-th of them."""
         names: list[str] = []
         while (name := self.lib.eagle3_source_name(self.handle, len(names))) != self.ffi.NULL:
             names.append(self.ffi.string(name).decode())
@@ -90,11 +90,11 @@ class Session:
         self.lib.eagle3_release_threads()
 
     def trees(self, params: EagleParams) -> bool:
-        """Whether drafts made with params are trees."""
+        """True if drafts made with params are trees."""
         return params.fixed_tree or (params.planned and params.tree is not False and self.can_tree)
 
     def memory(self) -> MemoryUse:
-        """What context and head take now."""
+        """The memory of context and drafter now."""
         out = self.ffi.new("struct eagle3_memory *")
         checked(self.lib.eagle3_memory_get(self.handle, out))
         return MemoryUse(
@@ -158,13 +158,13 @@ class Session:
         return checked(self.lib.eagle3_state_size(self.handle, slot))
 
     def state(self, slot: int = 0) -> bytes:
-        """What drafts of a slot are made from, its text and the head's state, to keep beside the target's."""
+        """The material of a slot's drafts, its text and the head's state, to keep beside the target's."""
         size = self.state_size(slot)
         buf = self.ffi.new("uint8_t[]", size)
         return bytes(self.ffi.buffer(buf, checked(self.lib.eagle3_state_get(self.handle, slot, buf, size))))
 
     def holds_state(self, data: bytes | None) -> bool:
-        """Whether these bytes are state() of a session that has a head as this one has, or none as this."""
+        """True if these bytes are state() of a session that has a head as this one has, or none as this."""
         return self.has_state and bool(data) and self.has_head != (data or b"").startswith(TEXT_MAGIC)
 
     def set_state(self, data: bytes, slot: int = 0) -> None:

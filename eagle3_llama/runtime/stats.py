@@ -69,7 +69,7 @@ class EagleStats:
         return copy.deepcopy(self)
 
     def since(self, before: EagleStats) -> EagleStats:
-        """What was counted since an earlier copy(); all of it after a reset(). It has no accepted_at."""
+        """The counts since an earlier copy(); all of it after a reset(). It has no accepted_at."""
         now = dataclasses.replace(self.copy(), accepted_at=[])
         for name, then in vars(before).items() if before.tokens <= self.tokens else ():
             if isinstance(then, dict):

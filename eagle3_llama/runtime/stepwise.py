@@ -22,7 +22,7 @@ class Stepwise:
         self._drafting = drafting
 
     def draft(self, token: int, params: EagleParams, slot: int = 0) -> tuple[list[int], list[float]]:
-        """What the head drafts after `token`: target ids and their probabilities, each given its parent."""
+        """The head's drafts after `token`: target ids and their probabilities, each given its parent."""
         self._drafting.draft([Ask(slot, token, params)], Buffers(self._session.ffi, 1))
         return list(self._drafting.drafted().tokens), self._drafting.probabilities()
 

@@ -158,7 +158,7 @@ def tell() -> None:
 
 
 def _told_by_a_child() -> dict[str, Any]:
-    """What `tell` prints. "error" says how the child failed; {} if it has not ended, for whatever reason."""
+    """Output of `tell`. "error" says how the child failed; {} if it has not ended, for whatever reason."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _LOAD],

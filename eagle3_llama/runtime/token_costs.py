@@ -1,4 +1,4 @@
-"""What a token in the KV cache adds to a decode: measured, and told by the bytes that it has."""
+"""The cost of a token in the KV cache: measured, and told by the bytes that it has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAR = 0.1  # seconds after which it is not repeated any more
 
 
 class Memory(NamedTuple):
-    """What a loaded model reads."""
+    """The bytes that a loaded model reads."""
 
     row_bytes: float  # of the weights, for a row
     slot_bytes: Callable[[int], int]  # of the KV cache, for what it has of a slot

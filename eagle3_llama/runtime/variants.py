@@ -168,7 +168,7 @@ class _silent:
 
 
 def _key(lib_dir: Path, asked: str) -> str:
-    """What the choice is kept for: this processor, these files of the library, and what was asked for."""
+    """The key of the choice: this processor, these files of the library, and what was asked for."""
     stats = [(path.name, path.stat()) for path in sorted(lib_dir.iterdir())]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     key = repr([machine.cpu(), str(lib_dir.resolve()), files, asked])

@@ -245,7 +245,7 @@ class ServerSettings(ModelSettings):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address. Of the names, only localhost is taken for loopback."""
+    """True if only this machine can reach an address. Of the names, only localhost is taken for loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

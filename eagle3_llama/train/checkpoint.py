@@ -27,7 +27,7 @@ Identity = dict[str, dict[str, Any]]  # what a checkpoint depends on, by kind an
 
 
 def identity(settings: TrainSettings, corpus: Corpus, d2t: np.ndarray) -> Identity:
-    """What the result of a run depends on. d2t: target id by draft id, int64."""
+    """The settings that the result of a run depends on. d2t: target id by draft id, int64."""
     chosen = {k: v for k, v in dataclasses.asdict(settings).items() if k not in (*FREE, *FILES)}
     found = {
         "settings": chosen,

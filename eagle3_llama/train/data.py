@@ -86,7 +86,7 @@ class Corpus:
         self._digest = digest.hexdigest()
 
     def digest(self) -> str:
-        """What tells its conversations from others: the SHA-256 of their tokens and of how they are used."""
+        """The identity of its conversations: the SHA-256 of their tokens and of how they are used."""
         return self._digest
 
     def tokens(self, item: Item) -> np.ndarray:

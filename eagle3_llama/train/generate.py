@@ -72,7 +72,7 @@ class GrowingText:
         return sample(logits, self.rng, self.task.temperature, self.task.top_p, self.task.top_k)
 
     def looping(self) -> bool:
-        """Whether the answer loops. It checks only every 32 tokens."""
+        """True if the answer loops. It checks only every 32 tokens."""
         n = len(self.tokens) - self.n_prompt
         return n % 32 == 0 and loop_end(self.tokens[self.n_prompt :]) is not None
 

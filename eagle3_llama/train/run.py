@@ -65,7 +65,7 @@ def train(settings: TrainSettings) -> TrainReport:
 
 
 def kept(settings: TrainSettings) -> str:
-    """What a stopped run has left to go on with, and how it goes on."""
+    """A stopped run: what it has left, and how it goes on."""
     data, out = data_folder(settings), Path(settings.out)
     tokens = sum(shard_info(path)["tokens"] for path in data.glob("shard-*.safetensors"))
     has = [f"{tokens:,} tokens of training data in {data}"] if tokens else []

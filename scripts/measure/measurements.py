@@ -87,7 +87,7 @@ def read() -> list[Measurement]:
 
 
 def too_old(m: Measurement) -> bool:
-    """Whether it was measured before SINCE. A clone without history knows dates alone."""
+    """True if it was measured before SINCE. A clone without history knows dates alone."""
     git = lambda *words: subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True).returncode == 0
     if not git("cat-file", "-e", f"{SINCE}^{{commit}}"):
         return m.date < SINCE_DATE

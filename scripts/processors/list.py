@@ -122,12 +122,12 @@ CPUS = (
 
 
 def own(system: str) -> bool:
-    """Whether this machine's own compiler and libraries are those of the system."""
+    """True if this machine's own compiler and libraries are those of the system."""
     return sys.platform == "linux" and platform.machine() == system
 
 
 def is_emulated(cpu: Cpu) -> bool:
-    """Whether it takes qemu-user or wine to run it."""
+    """True if it takes qemu-user or wine to run it."""
     return bool(cpu.model) or cpu.system == "windows"
 
 

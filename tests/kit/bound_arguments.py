@@ -25,7 +25,7 @@ WHOLE = {
 
 
 def follows(given):
-    """Whether arguments follow WHOLE."""
+    """True if arguments follow WHOLE."""
     inner, either = given["inner"], given.get("either")
     return (
         set(given) - {"either"} == set(WHOLE["required"])

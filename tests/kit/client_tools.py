@@ -60,5 +60,5 @@ def written(text):
 
 
 def fits(arguments):
-    """Whether the arguments of a call, as an object, follow PLACE."""
+    """True if the arguments of a call, as an object, follow PLACE."""
     return set(arguments) == {"city", "day"} and isinstance(arguments["city"], str) and arguments["day"] <= 31

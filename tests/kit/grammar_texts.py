@@ -60,7 +60,7 @@ class Walk:
         return walk
 
     def takes(self, text, ends=False):
-        """Whether a text may follow. ends: and nothing behind it."""
+        """True if a text may follow. ends: and nothing behind it."""
         walk = self.behind(text)
         if walk is None:
             return False

@@ -161,7 +161,7 @@ class Workers:
             self.config.cache.set(self.key, {**self.known, **{f: round(s, 1) for f, s in self.took.items()}})
 
     def known_files_are_whole(self):
-        """Whether each file that ran did so as a whole: what a selection took says nothing of the file."""
+        """True if each file that ran did so as a whole: what a selection took says nothing of the file."""
         option = self.config.option
         selected = option.keyword or option.markexpr or getattr(option, "lf", False) or option.collectonly
         return (

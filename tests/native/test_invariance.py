@@ -138,7 +138,7 @@ def wide_target(tmp_path, ftype):
 
 
 def interleaves():
-    """Whether the CPU backend interleaves weights, for products that sum prompts as they sum single rows."""
+    """True if the CPU backend interleaves weights, for products that sum prompts as they sum single rows."""
     base, ggml = (ctypes.CDLL(str(find_lib_dir() / f"lib{name}{SUFFIX}")) for name in ("ggml-base", "ggml"))
     pointer, name = ctypes.c_void_p, ctypes.c_char_p
     for function in (

@@ -54,7 +54,7 @@ def check_logits(ours, theirs, bounds):
 
 
 def near_tie(logits, bound):
-    """Whether the two best tokens of each row are so close that the bound allows to exchange them."""
+    """True if the two best tokens of each row are so close that the bound allows to exchange them."""
     two = np.sort(logits, axis=1)[:, -2:]
     return (two[:, 1] - two[:, 0]) <= 3 * bound * logits.std(axis=1)
 

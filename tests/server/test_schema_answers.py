@@ -73,7 +73,7 @@ def random_answer(grammars, grammar, seed):
 
 
 def check(grammars, schema, n):
-    """Whether a schema is answered: n random answers follow it then."""
+    """True if a schema is answered: n random answers follow it then."""
     import jsonschema_rs
 
     grammar, words = strict_grammar(grammars, schema)

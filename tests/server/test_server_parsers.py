@@ -72,7 +72,7 @@ def test_headers_without_an_end(server, begun, more):
 
 
 def test_long_headers_are_fine(server):
-    """Whether they come at once or in pieces."""
+    """True if they come at once or in pieces."""
     r = server.client.get("/health", headers={f"X-Header-{i}": "v" * 1000 for i in range(50)})
     assert r.status_code == 200
     with connect(server) as s:

@@ -76,7 +76,7 @@ class Kind:
         return tools, Enforced([t["function"] for t in tools], self.form)
 
     def raw(self, inner):
-        """Whether a text stands between tags."""
+        """True if a text stands between tags."""
         return bool(self.form.close) and (not inner or self.form.nested)
 
     def shown(self, value, inner=False):
@@ -87,11 +87,11 @@ class Kind:
         return text if self.raw(inner) else json.loads(text)
 
     def is_plain(self, text, inner):
-        """Whether it has no escapes of other letters, and no blanks around it."""
+        """True if it has no escapes of other letters, and no blanks around it."""
         return self.raw(inner) or (text == text.strip() and not {"n", "\b"} & set(json.loads(text)))
 
     def writes(self, text, inner, schema):
-        """Whether a text that follows the schema may be written between these tags: see between_tags()."""
+        """True if a text that follows the schema may be written between these tags: see between_tags()."""
         close = self.form.close
         if not self.raw(inner):
             return True

@@ -74,7 +74,7 @@ def compare(head: str | Path, target: str | Path, prompt: str, n_threads: int = 
 
 
 def agrees(stage: Stage) -> bool:
-    """Whether a stage is the reference's but for rounding."""
+    """True if a stage is the reference's but for rounding."""
     return stage.cosine >= LEAST  # and not NaN
 
 

@@ -36,7 +36,7 @@ class Geometry:
 
     @property
     def fuses(self) -> bool:
-        """Whether fc makes one state of the features. Without it the one feature is this state."""
+        """True if fc makes one state of the features. Without it the one feature is this state."""
         return self.arch == "eagle3" and not self.last_state
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -96,7 +96,7 @@ class Geometry:
         }
 
     def optional(self, name: str) -> bool:
-        """Whether a head can lack this tensor: only some variants have it, or the target can lend it."""
+        """True if a head can lack this tensor: only some variants have it, or the target can lend it."""
         bare_input = self.arch == "eagle" and name == "blk.0.attn_norm.weight"
         return name in _OPTIONAL or name.endswith(_OPTIONAL_ENDS) or name.startswith("fc_norm.") or bare_input
 

@@ -81,7 +81,7 @@ def _from_config(config: Config, layout: Layout, g: Geometry, target: TargetFile
 def _resolve(
     listed: list[int], meaning: Ids, own: list[int], target: TargetFile, lists: list[list[int]]
 ) -> Inferred:
-    """What a list means. lists: those of all keys; two that differ by one are outputs and inputs.
+    """The meaning of a list. lists: those of all keys; two that differ by one are outputs and inputs.
 
     Source: SGLang, pull request 25454. Of lists in eagle_config, those that begin with 1 are outputs; others
     were trained as inputs by some projects and as outputs by others, and SGLang takes them for inputs.

@@ -1,4 +1,4 @@
-"""What models call themselves: whether a head's config names the target that it is converted for."""
+"""The names of models: whether a head's config names the target that it is converted for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VERIFIER = "speculators_config.verifier.name_or_path"  # vLLM's speculators, Re
 
 
 def names_of(target: Path) -> set[str]:
-    """What a target's GGUF calls itself and the models that it was made from, as plain() has them.
+    """The names of a target's GGUF and of the models that it was made from, as plain() has them.
 
     Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, general metadata.
     """

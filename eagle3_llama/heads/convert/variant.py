@@ -71,7 +71,7 @@ def _check_graph(config: Config, layout: Layout, last_state: bool) -> None:
 
 
 def _norms(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> tuple[bool, bool]:
-    """Whether there is a norm before the output matrix, and whether the state after it is fed back."""
+    """(there is a norm before the output matrix, the state after it is fed back), as bools."""
     default = _FINAL in tensors or layout.arch == "eagle3"
     final_norm = config.boolean("eagle_config.use_last_layernorm", default)
     norm_output = config.boolean("norm_output", False)
@@ -86,7 +86,7 @@ def _norms(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> tu
 
 
 def _is_specforges(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> bool:
-    """Whether norm_output has SpecForge's own meaning, from before EAGLE-3.1: a norm before the output."""
+    """True if norm_output has SpecForge's own meaning, from before EAGLE-3.1: a norm before the output."""
     given = config.get("norm_output") is not None
     return given and layout.norm_output_gates and _FC_NORM not in tensors
 

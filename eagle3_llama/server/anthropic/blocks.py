@@ -28,7 +28,7 @@ class ThinkingBlock(Echo):
 
 
 class UnreadBlock(Echo):
-    """What Anthropic's service left in an answer for itself: the model does not see it."""
+    """A block that Anthropic's service left for itself in an answer: the model does not see it."""
 
     type: Literal[
         "redacted_thinking",

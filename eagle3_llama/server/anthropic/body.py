@@ -178,7 +178,7 @@ def chat_of(body: CountBody) -> ChatBody:
 
 
 def is_continued(body: CountBody) -> bool:
-    """Whether the answer goes on with the last message, because that is the assistant's."""
+    """True if the answer goes on with the last message, because that is the assistant's."""
     return body.messages[-1].role == "assistant"
 
 

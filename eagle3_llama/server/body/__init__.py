@@ -1,1 +1,1 @@
-"""What the bodies of several APIs share."""
+"""Parts of bodies that several APIs share."""

@@ -42,7 +42,7 @@ class CompletionBody(Sampling):
         return self
 
     def after_sampling(self) -> bool:
-        """Whether logprobs are of the probabilities that the samplers leave."""
+        """True if logprobs are of the probabilities that the samplers leave."""
         return False
 
     def prompts(self) -> list[Any]:

@@ -41,7 +41,7 @@ def _members(schema: dict[str, Any], defs: dict[str, Any]) -> list[dict[str, Any
 
 
 def _inside(schema: dict[str, Any], part: int | str, defs: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a part of a place leads to: an item, a field, or the schema itself for a union's member."""
+    """The target of a part of a place: an item, a field, or the schema itself for a union's member."""
     choices = schema.get("anyOf") or schema.get("oneOf") or []
     tags = [c["discriminator"]["mapping"] for c in (schema, *choices) if "discriminator" in c]
     if named := [mapping[part] for mapping in tags if part in mapping]:

@@ -1,4 +1,4 @@
-"""What the bodies of requests share: kinds of values, and the fields of both kinds of completion."""
+"""Parts that the bodies of requests share: kinds of values, and the fields of both kinds of completion."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def text_alone(*known: str) -> Any:
 
 
 def media_of(part: Any) -> str | None:
-    """What a part of a message is, in words, if it is no text; None for anything else."""
+    """The kind of a part of a message, in words, if it is no text; None for anything else."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         return None
@@ -143,7 +143,7 @@ class Body(BaseModel):
 
 
 class Echo(Body):
-    """What clients send back as a server gave it, with fields of other services. Unknown ones are ignored."""
+    """A part that clients send back, with fields of other services. Unknown ones are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,4 +1,4 @@
-"""What the messages of a history are for a model that reads text alone, whatever API they come by.
+"""A history's messages for a model that reads text alone, whatever API they come by.
 
 A client sends a history again with every request. One picture in it must not make all of them fail: a line
 stands for it in earlier messages, in the results of tools, and in what a client says right behind such a
@@ -33,7 +33,7 @@ READABLE = BeforeValidator(_readable)
 
 
 def _is_result(item: Any) -> bool:
-    """Whether it is what a tool gave back: a message, an item, or a block."""
+    """True if it is what a tool gave back: a message, an item, or a block."""
     return isinstance(item, dict) and (item.get("role") in _RESULTS or item.get("type") in _TOOL_RESULTS)
 
 

@@ -94,7 +94,7 @@ class Samplers(BaseModel):
         setattr(self, field, value)
 
     def penalised(self) -> bool:
-        """Whether a penalty has an effect."""
+        """True if a penalty has an effect."""
         return any(getattr(self, field) not in (None, off) for field, off in ORDER["penalties"].items())
 
     def used(self) -> list[str]:

@@ -61,7 +61,7 @@ def form_of(grammar: str) -> Form:
 
 
 def _without(grammar: str, literal: str) -> bool:
-    """Whether a grammar has a text that is written without this literal."""
+    """True if a grammar has a text that is written without this literal."""
     rules = dict(line.split(" ::= ", 1) for line in grammar.splitlines() if " ::= " in line)
     bodies = {name: _TOKEN.findall(body) for name, body in rules.items()}
     users: dict[str, set[str]] = {}
@@ -85,7 +85,7 @@ class _Body:
         self.tokens, self.possible, self.literal, self.at = tokens, possible, literal, 0
 
     def alternatives(self) -> bool:
-        """Whether one of them can do without it."""
+        """True if one of them can do without it."""
         any_, all_ = False, True
         while self.at < len(self.tokens) and self.tokens[self.at] != ")":
             token = self.tokens[self.at]

@@ -29,7 +29,7 @@ class Marks:
         self._names = itertools.count()
 
     def has(self, value: Any) -> bool:
-        """Whether a constant is one of the marks."""
+        """True if a constant is one of the marks."""
         if isinstance(value, str):
             return value.startswith(f"{self.word}:")
         return type(value) is int and 0 <= value - self.number < _NUMBERS

@@ -142,7 +142,7 @@ class _Digits:
         ]
 
     def _may_end(self, n: int, at: int, low: bool, high: bool) -> bool:
-        """Whether the digits so far are a number between the bounds."""
+        """True if the digits so far are a number between the bounds."""
         if low:  # and it is strict, or has further digits
             return False
         return not (high and self.high is not None and self.high.strict and not _rest(self.high, at))
@@ -164,7 +164,7 @@ def _parts(value: Decimal) -> tuple[str, str]:
 
 
 def _rest(bound: Bound, at: int) -> bool:
-    """Whether a bound has digits other than 0 after `at` of them."""
+    """True if a bound has digits other than 0 after `at` of them."""
     return bool("".join(_parts(bound.value))[at:].strip("0"))
 
 

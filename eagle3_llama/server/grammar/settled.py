@@ -99,13 +99,13 @@ def checked(schema: dict[str, Any]) -> list[str]:
 
 
 def is_of(schema: dict[str, Any], kind: str) -> bool:
-    """Whether values of a type may follow a schema, by its `type`."""
+    """True if values of a type may follow a schema, by its `type`."""
     given = schema.get("type")
     return kind in given if isinstance(given, list) else given in (None, kind)
 
 
 def exclusive(choices: list[Any], resolve: Callable[[Any], Any]) -> bool:
-    """Whether no value can follow two of these schemas, as far as types and listed values tell; in O(size).
+    """True if no value can follow two of these schemas, as far as types and listed values tell; in O(size).
 
     Objects are told apart by a property that all of them require, each with other values: a discriminator.
     resolve: follows references.
@@ -159,7 +159,7 @@ def _required(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differ(schemas: list[Any]) -> bool:
-    """Whether all of them list values, plain ones, and no two the same."""
+    """True if all of them list values, plain ones, and no two the same."""
     seen = set[tuple[bool, Any]]()
     for one in schemas:
         for value in {(isinstance(v, bool), v) if _is_plain(v) else None for v in _listed(one) or [[]]}:
@@ -235,5 +235,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two values are equal in JSON, where true is not 1."""
+    """True if two values are equal in JSON, where true is not 1."""
     return a == b and isinstance(a, bool) == isinstance(b, bool)

@@ -115,7 +115,7 @@ class _Tags:
         self._sizes: dict[str, int] = {}
 
     def is_nullable(self, schema: Any) -> bool:
-        """Whether an argument may be text or null, and the text is none that says null."""
+        """True if an argument may be text or null, and the text is none that says null."""
         if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
             schema = _resolved(self.root, schema["$ref"])
         if not isinstance(schema, dict):
@@ -234,7 +234,7 @@ def _patterns_in(text: str) -> set[str]:
 
 
 def _is_about(line: str, patterns: set[str]) -> bool:
-    """Whether a line of the library, which may be cut, is about one of these patterns."""
+    """True if a line of the library, which may be cut, is about one of these patterns."""
     return len(line) > 900 or any(pattern in line for pattern in patterns)
 
 
@@ -246,7 +246,7 @@ def _alternatives(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def _is_text(schema: dict[str, Any]) -> bool:
-    """Whether values of this schema, which has no alternatives, may be strings: as the converter sees it."""
+    """True if values of this schema, which has no alternatives, may be strings: as the converter sees it."""
     if "const" in schema:
         return isinstance(schema["const"], str)
     if isinstance(schema.get("enum"), list):

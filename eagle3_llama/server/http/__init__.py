@@ -1,1 +1,1 @@
-"""What speaks HTTP and knows no API: the application, its page, connections, access, bodies, OpenAPI."""
+"""HTTP without any API: the application, its page, connections, access, bodies, OpenAPI."""

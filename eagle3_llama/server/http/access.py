@@ -35,7 +35,7 @@ PIECE = 1 << 16  # bytes of an answer that are sent at once; the next ones wait 
 
 @dataclass
 class Record:
-    """What the log and the metrics report about one request. Routes fill it in."""
+    """The record of one request for the log and the metrics. Routes fill it in."""
 
     request_id: str
     method: str = "GET"

@@ -105,7 +105,7 @@ def parse(raw: bytes, model: type[T]) -> T:
 
 
 def _has_many_keys(raw: bytes) -> bool:
-    """Whether more strings than MAX_KEYS have a colon behind them, which only keys have."""
+    """True if more strings than MAX_KEYS have a colon behind them, which only keys have."""
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is escaped ends no string
     keys = (found for found in _STRING.finditer(plain) if found[1])
     return next(itertools.islice(keys, MAX_KEYS, None), None) is not None

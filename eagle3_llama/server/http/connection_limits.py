@@ -107,7 +107,7 @@ class ReadTimeouts:
         self._tell_gone()
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls for bytes that are no request. It would answer with plain text."""
+        """Called by uvicorn for bytes that are no request. It would answer with plain text."""
         self._reject(_TOO_LONG if self._too_long() else _NO_HTTP)
 
     def pause_writing(self) -> None:
@@ -123,7 +123,7 @@ class ReadTimeouts:
         self._watch_reader()
 
     def _busy(self) -> bool:
-        """Whether an answer is being made."""
+        """True if an answer is being made."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _cycles(self) -> list[Any]:
@@ -274,7 +274,7 @@ class _AnyLength(float):
 
 
 def _has_left(transport: Any) -> bool:
-    """Whether the other side has closed the connection, even if bytes before its end have not been read."""
+    """True if the other side has closed the connection, even if bytes before its end have not been read."""
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), getattr(select, "POLLRDHUP", 0))
     return bool(poll.poll(0))

@@ -1,4 +1,4 @@
-"""What the server says of itself: whether it lives, for a supervisor; whether it takes requests, for a
+"""The server's state: whether it lives, for a supervisor; whether it takes requests, for a
 balancer; its counters, for Prometheus."""
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def add(app: FastAPI, server: Server) -> list[type[BaseModel]]:
 
     @app.get("/health", **openapi.answer(Health, 503, keyless=True))
     async def health() -> Response:
-        """Whether the server works, also while it finishes its last requests. Needs no key."""
+        """Says whether the server works, also while it finishes its last requests. Needs no key."""
         _check_alive(server)
         return Response(_OK, media_type="application/json")
 
     @app.get("/ready", **openapi.answer(Health, 503, keyless=True))
     async def ready() -> Response:
-        """Whether the server takes a new request now. Needs no key."""
+        """Says whether the server takes a new request now. Needs no key."""
         _check_alive(server)
         if server.gate.draining:
             raise shutting_down()

@@ -53,7 +53,7 @@ class Guard:
         return None
 
     def _own_host(self, host: str | None) -> bool:
-        """Whether the Host header names this server or an allowed site.
+        """True if the Host header names this server or an allowed site.
 
         This prevents DNS rebinding. A site can point its own host name at this machine. Its pages then reach
         this server as their own origin, and a browser sends no Origin header with such a GET.
@@ -65,7 +65,7 @@ class Guard:
         )
 
     def _same(self, headers: Headers) -> bool:
-        """Whether a request with a browser's password comes from this server's page, or an allowed site's.
+        """True if a request with a browser's password comes from this server's page, or an allowed site's.
 
         A browser sends the password that opened the page with every later request, whatever page makes it.
         """
@@ -75,7 +75,7 @@ class Guard:
         return origin.partition("://")[2] == headers.get("host")
 
     def _own_origin(self, origin: str | None) -> bool:
-        """Whether the request comes from this server's page, from an allowed site, or from no page.
+        """True if the request comes from this server's page, from an allowed site, or from no page.
 
         Without a key, any page in the user's browser could send requests to a server on loopback. Browsers
         name the page's site in the Origin header.
@@ -91,7 +91,7 @@ class Guard:
 
 
 def _same_key(authorization: str, key: str) -> bool:
-    """Whether the header carries the key: as `Bearer KEY`, or as the password of Basic (from browsers)."""
+    """True if the header carries the key: as `Bearer KEY`, or as the password of Basic (from browsers)."""
     scheme, _, given = authorization.partition(" ")
     if scheme.lower() == "basic":
         try:

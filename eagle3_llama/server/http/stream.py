@@ -162,7 +162,7 @@ class EventStream(Response):
         yield await self._end()
 
     async def _begin(self) -> bytes:
-        """What comes before the first token."""
+        """The events before the first token."""
         return b""
 
     def _frame(self, e: Event) -> bytes:
@@ -185,7 +185,7 @@ class EventStream(Response):
 
 
 def total_report(job: RequestJob) -> dict[str, Any]:
-    """What a request with `report` gets beside its usage: draft tokens by source, and the timings."""
+    """The report beside a request's usage, if it has `report`: draft tokens by source, and timings."""
     used = total_usage(job)
     drafts = {what: used.by_source(what) for what in ("drafted", "accepted")}
     return {"eagle": drafts, "timings": total_timings(job)}

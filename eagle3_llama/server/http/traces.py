@@ -17,7 +17,7 @@ MOST_FRAMES = 40  # of one exception: a recursion without an end has a thousand
 
 
 def trace_of(e: BaseException) -> str:
-    """Where an exception was raised, and what led to it: files, lines and types, but no values."""
+    """The place where an exception was raised, and the way to it: files, lines and types, but no values."""
     parts, seen = list[str](), set[int]()
     at: BaseException | None = e
     while at is not None and id(at) not in seen:

@@ -1,4 +1,4 @@
-"""What each client may take of the machine beside its rows in the rounds, while other clients generate.
+"""Each client's share of the machine beside its rows in the rounds, while other clients generate.
 
 A round has rows of all clients, and one more hardly slows down the others. But a prompt is decoded between
 two rounds, and the children, the threads and the event loop that work for a request take the cores that

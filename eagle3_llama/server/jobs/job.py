@@ -41,7 +41,7 @@ class Choice:
 
 @dataclass
 class Event:
-    """What a choice's thread reports: a chunk (or a whole completion), its end, or its failure."""
+    """The report of a choice's thread: a chunk (or a whole completion), its end, or its failure."""
 
     choice: Choice
     chunk: dict[str, Any] = field(default_factory=dict)  # empty at the end and for a failure

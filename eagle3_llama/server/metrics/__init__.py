@@ -1,1 +1,1 @@
-"""What the server counts for Prometheus, by its own names and by vLLM's."""
+"""Counters for Prometheus, by its own names and by vLLM's."""

@@ -1,4 +1,4 @@
-"""What GET /v1/models and GET /props say about the model, in the names that clients read."""
+"""Descriptions of the model for GET /v1/models and GET /props, in the names that clients read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ModelCard:
 
 
 def _defaults(settings: ServerSettings) -> dict[str, Any]:
-    """What requests get that do not say. seed -1: a random one for each."""
+    """The defaults of requests. seed -1: a random one for each."""
     n_predict = settings.most_tokens if settings.n_predict == -1 else settings.n_predict
     temperature = {} if settings.temp is None else {"temperature": settings.temp}
     return {"n_predict": n_predict, "seed": settings.seed, **temperature}

@@ -295,7 +295,7 @@ class ChoiceMaker:
         return grammar if put_numbers(grammar, marks) == grammar else self._readable(grammar, param, marks)
 
     def _converted(self, schema: dict[str, Any], param: str) -> dict[str, Any]:
-        """What Grammars.convert gives in the sandbox, kept."""
+        """Grammars.convert in the sandbox, whose results are kept."""
         text = json.dumps(schema)
         make = lambda: json.dumps(self._ask_grammars("convert", text, param))
         return json.loads(self._checked.get(("convert", text), make) or "{}")

@@ -102,7 +102,7 @@ class TextOfTokens:
                 self._begun, self._n_begun = "", 0
 
     def rest(self) -> tuple[str, int]:
-        """What take() has left of a text that has ended, with its number of tokens.
+        """The rest of a text that has ended, behind take(), with its number of tokens.
 
         Of the tokens of a stop string, only one that text comes from is counted, or the first.
         """
@@ -217,7 +217,7 @@ class CompletionCall:
         return item
 
     def _about(self, n: int, finish: str | None) -> dict[str, Any]:
-        """What llama.cpp's server tells: n more tokens, and at the end how it ended and what was asked."""
+        """As llama.cpp's server tells: n more tokens, and at the end how it ended and what was asked."""
         tokens, self._n_told = self._made[self._n_told : self._n_told + n], self._n_told + n
         about = {"tokens": tokens, "n_told": self._n_told, "n_prompt": len(self._ids), "slot": self._llm.slot}
         if finish is None:

@@ -17,7 +17,7 @@ PROBE: list[dict[str, Any]] = [
 
 
 def are_shown(prompt: str) -> bool:
-    """Whether a template that made this of PROBE shows them where they stand."""
+    """True if a template that made this of PROBE shows them where they stand."""
     places = [prompt.find(text) for text in _SAID]
     return places[0] >= 0 and places == sorted(places)
 

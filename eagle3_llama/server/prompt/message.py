@@ -18,7 +18,7 @@ Read = Callable[[str, bool], "dict[str, Any] | None"]
 
 
 class Deltas:
-    """What is new in an answer each time that its text has grown.
+    """The new part of an answer each time that its text has grown.
 
     A text that brings the parser down, or that is none of its answers, goes on as content. tags: those of
     thoughts. cut: whether the text ended within a call.
@@ -158,7 +158,7 @@ def whole(
 def _within_call(
     text: str, message: dict[str, Any], calls: list[dict[str, str]], tags: Collection[str]
 ) -> bool:
-    """Whether a text ends within a call, of which the message may know nothing yet."""
+    """True if a text ends within a call, of which the message may know nothing yet."""
     if calls:
         return not all(_is_json(call["arguments"]) for call in calls)
     told = (message["content"] or message["reasoning_content"]).strip()

@@ -1,4 +1,4 @@
-"""What of llama-cpp-python's chat formats is left: those that --chat-format names."""
+"""The chat formats of llama-cpp-python that are left: those that --chat-format names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..settings import ServerSettings, read_template
 
 
 def template_setup(base: Any, settings: ServerSettings) -> dict[str, Any] | None:
-    """What the children need to render the template. None if a chat format of llama-cpp-python is named."""
+    """The template as the children render it. None if a chat format of llama-cpp-python is named."""
     if settings.chat_format is not None and not settings.chat_format.startswith("chat_template."):
         return None
     name = (settings.chat_format or "chat_template.default").removeprefix("chat_template.")

@@ -1,4 +1,4 @@
-"""What a chat request asks for beside tools: the schema of its answer, and what the template is given."""
+"""A chat request's wishes beside tools: the schema of its answer, and what the template is given."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def schema_field(body: ChatBody) -> str:
 
 
 def strict_of(body: ChatBody) -> bool:
-    """Whether all of the schema must be enforced: unless the request says that it need not be."""
+    """True if all of the schema must be enforced: unless the request says that it need not be."""
     wanted = body.response_format
     return wanted is None or wanted.type != "json_schema" or wanted.json_schema.strict is not False
 
 
 def template_request(body: ChatBody, settings: ServerSettings) -> dict[str, Any]:
-    """What the template is given, besides tools."""
+    """The template's variables, besides tools."""
     variables = {**settings.template_kwargs, **(body.chat_template_kwargs or {})}
     variables.pop("enable_thinking", None)
     thinking = wants_thoughts(body, settings)

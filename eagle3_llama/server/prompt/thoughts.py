@@ -1,4 +1,4 @@
-"""Where a model's thoughts are, and how many tokens of them a request allows."""
+"""The place of a model's thoughts, and how many tokens of them a request allows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def thoughts_of(made: dict[str, Any]) -> Thoughts | None:
 
 
 def wants_thoughts(body: ChatBody, settings: ServerSettings) -> bool:
-    """Whether a request asks for thoughts, by any of the names that servers have for it; else the server's.
+    """True if a request asks for thoughts, by any of the names that servers have for it; else the server's.
 
     Raises ApiError 400 if two of them contradict each other.
     """

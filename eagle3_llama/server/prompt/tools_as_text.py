@@ -21,7 +21,7 @@ To call one, answer with nothing but this JSON: {{"name": the function's name, "
 
 
 def trigger(functions: list[dict[str, Any]]) -> str:
-    """Where a call of one of these functions begins, as a regular expression: at the answer's beginning.
+    """The beginning of a call of one of these functions, as a regular expression: at the answer's beginning.
 
     JSON with another name, or with a name alone, is an answer. The blanks are those that the grammar knows,
     which reads it again.

@@ -1,4 +1,4 @@
-"""What runs in each process of Ray Serve: the plain server's application with its own model and batcher."""
+"""The program in each process of Ray Serve: the plain server's application with its own model and batcher."""
 
 from __future__ import annotations
 

@@ -57,13 +57,13 @@ def of_ours(item: Any) -> Any:
 
 
 def _said(action: Any) -> dict[str, Any]:
-    """What a model writes of an action: clients and servers add fields that say nothing."""
+    """An action without what a model does not write: clients and servers add fields that say nothing."""
     given = action if isinstance(action, dict) else {}
     return {k: v for k, v in given.items() if v not in (None, {}) and (k, v) != ("type", "exec")}
 
 
 def _output_of(item: dict[str, Any]) -> str:
-    """What the call gave, as a text. Pictures are left out."""
+    """The call's result, as a text. Pictures are left out."""
     output = item.get("output")
     if item["type"] == "tool_search_output":
         return "These can be called now: " + ", ".join(_named("name", item.get("tools")))

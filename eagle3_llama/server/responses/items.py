@@ -187,7 +187,7 @@ class InputText:
         self._left, self._begun = "", False  # what of it has not been read; whether some has
 
     def add(self, arguments: str) -> str:
-        """What is new in the text."""
+        """The new part of the text."""
         self._parts.append(arguments)
         self._left += arguments
         start = 0

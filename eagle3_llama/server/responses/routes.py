@@ -25,7 +25,7 @@ from .tools import ToolSet
 
 
 class Responses:
-    """What the routes share. server: the Server whose chats answer."""
+    """State that the routes share. server: the Server whose chats answer."""
 
     def __init__(self, server: Any) -> None:
         self.server, self.settings = server, server.settings

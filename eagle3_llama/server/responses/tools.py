@@ -147,7 +147,7 @@ class ToolChoice(Body):
 
 @dataclasses.dataclass(frozen=True)
 class Called:
-    """What a call of a function is in this API: the type of its item, without `_call`, and its name there."""
+    """A call of a function in this API: the type of its item, without `_call`, and its name there."""
 
     kind: str
     name: str

@@ -16,7 +16,7 @@ _NAME = f"libe3chat{hook.SUFFIX}"
 
 
 class ChatError(ValueError):
-    """What the library refused, in its words."""
+    """The library's refusal, in its words."""
 
 
 class WrongOutput(ChatError):

@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _worker(setup: dict[str, Any]) -> tuple[Any, int]:
-    """What answers the requests, and the bytes of stack that it may take."""
+    """The function that answers the requests, and the bytes of stack that it may take."""
     if "templates" in setup:
         return Templates(setup["templates"]), CHAT_STACK
     if "answers" in setup:
@@ -226,7 +226,7 @@ class Grammars:
 
     @staticmethod
     def _logged(call: Callable[[], Any]) -> tuple[Any, str]:
-        """What a call returns, and the first line of what llama.cpp wrote meanwhile: its error message."""
+        """A call's result, and the first line of what llama.cpp wrote meanwhile: its error message."""
         with tempfile.TemporaryFile() as f:
             saved = os.dup(2)
             os.dup2(f.fileno(), 2)

@@ -27,7 +27,7 @@ NOBODY = Asker()
 
 @contextlib.contextmanager
 def working_for(asker: Asker) -> Iterator[None]:
-    """What this thread and the children do for it meanwhile is this client's, which is charged for it."""
+    """Charges this client for what this thread and the children do meanwhile."""
     before, _thread.asker = current(), asker
     _thread.settled = time.thread_time()
     try:

@@ -11,7 +11,7 @@ ABOUT = 10.0  # seconds after its last work for which a client is about
 
 
 class Waiter:
-    """What one request waits for. begun: it has a place."""
+    """One request's place in the queue. begun: it has a place."""
 
     def __init__(self, asker: Asker) -> None:
         self.asker, self.begun = asker, False

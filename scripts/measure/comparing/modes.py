@@ -27,6 +27,6 @@ def modes_of(names: Iterable[str], head: str | None) -> list[Mode]:
 
 
 def takes_head(name: str) -> bool:
-    """Whether the mode of this name needs --eagle."""
+    """True if the mode of this name needs --eagle."""
     kind, _, spec = name.partition(":")
     return kind in ("eagle", "head") or (kind == "upstream" and (not spec or "draft-" in spec))
