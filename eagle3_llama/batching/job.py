@@ -101,7 +101,7 @@ class Job:
     read_ahead_to: int  # tokens to generate before the reader asks for more
     room: int  # tokens that fit into the context after the prompt: the generation ends there
     max_tokens: int  # tokens at which a completion usually ends: nothing is drafted beyond
-    deadline: float | None  # of time.monotonic()
+    deadline: float | None  # a value of time.monotonic()
     keep_logits: bool = False  # copy the rows that its tokens are sampled from, because the reader wants them
     n_top: int | None = None  # number of most likely tokens to keep of each row, for logprobs
     echo: bool = False  # keep those of the prompt's rows too
@@ -111,7 +111,7 @@ class Job:
     only_slot: int | None = None  # the one that it waits for; None: any
     slot: int = -1  # that it got
     processors: RequestProcessors | None = None
-    budget: SamplingBudget | None = None  # of a grammar; the caller's own processors take what they take
+    budget: SamplingBudget | None = None  # a grammar's; the caller's own processors take what they take
     outputs: queue.SimpleQueue[BatchOutput | BaseException | None] = dataclasses.field(
         default_factory=queue.SimpleQueue
     )

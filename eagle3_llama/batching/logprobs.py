@@ -49,7 +49,7 @@ class TokenText(str):
     """
 
     id: int
-    raw: bytes  # of the token
+    raw: bytes  # the token's
     # (id, text, bytes, log probability) of the most likely
     top: Callable[[], list[tuple[int, str, bytes, float]]]
 

@@ -62,8 +62,8 @@ class RequestLlama(ModelParts, GeneratingLlama):
         self._bytes_of = base._bytes_of
         self._text = Text(np.zeros(base.settings.n_ctx, np.intc), base.scores)
         self._seed = secrets.randbits(31)  # requests that name no seed differ
-        self._job: Job | None = None  # of the last generation
-        self._writer: Logprobs | None = None  # of the running generation
+        self._job: Job | None = None  # the last generation's
+        self._writer: Logprobs | None = None  # the running generation's
         self._stats = EagleStats()
         self._used = TokenUsage()
         self._positions: list[int] = []

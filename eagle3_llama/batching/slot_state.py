@@ -14,7 +14,7 @@ from ..runtime.engine import Engine
 from .model import BatchModel
 from .scheduler import BatchSlot
 
-TOKEN_BYTES = 36  # of an integer in a list of Python's
+TOKEN_BYTES = 36  # an integer in a list of Python's
 
 
 @dataclasses.dataclass

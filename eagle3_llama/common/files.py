@@ -18,7 +18,7 @@ from ..errors import EagleError, ErrorKind
 from .notes import note
 
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-_PART = re.compile(r"\..+\.(\d+|[0-9a-f]{8})\.part")  # of a file's name: what replacing() writes to
+_PART = re.compile(r"\..+\.(\d+|[0-9a-f]{8})\.part")  # the file that replacing() writes to
 STALE = 24 * 3600.0  # seconds: nothing writes to a file for so long
 
 

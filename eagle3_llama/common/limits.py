@@ -23,6 +23,6 @@ def _read_limit(name: str) -> int:
     raise EagleError(ErrorKind.LIBRARY, f"no eagle3.h with EAGLE3_MAX_{name}: reinstall eagle3-llama")
 
 
-MAX_ROWS = _read_limit("ROWS")  # of a round: the most whose bits do not depend on how many there are
+MAX_ROWS = _read_limit("ROWS")  # in a round: the most whose bits do not depend on how many there are
 MAX_DRAFT = _read_limit("DRAFT")  # draft tokens of a slot: the sampled token needs a row, too
 MAX_WIDTH = _read_limit("WIDTH")  # children of a node

@@ -16,7 +16,7 @@ from ..errors import EagleError, ErrorKind
 from .files import reading, sha256_of
 from .gguf_reader import Gguf, read_architecture, read_gguf
 
-PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")  # of a file's name
+PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")  # ends the file's name
 BLOCK, BLOCKS = 1 << 16, 16  # bytes of a block of weights, and how many blocks tell two files apart
 Name = str | os.PathLike[str]
 

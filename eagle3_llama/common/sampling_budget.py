@@ -6,7 +6,7 @@ import dataclasses
 
 from ..errors import EagleError, ErrorKind
 
-ROW_SECONDS = 0.02  # of the processor, for each sampled token, with a vocabulary of VOCABULARY or less
+ROW_SECONDS = 0.02  # processor time for each sampled token, with a vocabulary of VOCABULARY or less
 VOCABULARY = 50_000  # larger ones take longer in proportion, where a grammar looks at every token
 ROWS = 20  # tokens whose time may be taken at once
 

@@ -99,7 +99,7 @@ class NamedSetting:
         default = self.default
         if type(None) in self.option_types and type(None) not in self.types:
             default = None
-        elif isinstance(default, tuple):  # of numbers
+        elif isinstance(default, tuple):  # it has numbers
             default = ",".join(f"{value:g}" for value in default)
         elif default is dataclasses.MISSING:
             default = inspect.Parameter.empty

@@ -73,7 +73,7 @@ def choose_head(target: Path) -> str | None:
     for look in (_beside, _in_cache, _shipped, _in_list):
         try:
             path, message = look(target)
-        except Exception as e:  # of whatever kind: the model decodes without a head too
+        except Exception as e:  # whatever it is: the model decodes without a head too
             path, message = None, str(e) or type(e).__name__
         if path is not None:
             note(f"head for {target.name}: {message}")

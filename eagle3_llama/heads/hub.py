@@ -12,7 +12,7 @@ from ..common.model_names import is_name
 from ..errors import EagleError, ErrorKind
 from .fitted import HeadFiles
 
-ORDER = ("Q8_0", "BF16", "F16", "Q4_K_M", "Q4_0", "F32")  # of heads that are GGUFs already
+ORDER = ("Q8_0", "BF16", "F16", "Q4_K_M", "Q4_0", "F32")  # for heads that are GGUFs already
 CONFIG, ONE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MOST_CONFIG = 64 << 20  # bytes; a checkpoint's config and index have some kilobytes
 

@@ -21,7 +21,7 @@ MENDS = {  # how to convert the head so
     EMBEDDINGS: "remove embed_tokens.weight from the checkpoint, and convert it again",
     PLAIN_BASE: "set rope_theta to 10000 in config.json, and convert it again",
 }
-ROWS = 512  # of the embeddings, to compare
+ROWS = 512  # rows of the embeddings to compare
 _EMBEDDING, _ARCH = "token_embd.weight", "general.architecture"
 
 

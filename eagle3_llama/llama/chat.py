@@ -24,7 +24,7 @@ STYLES = {
     "grammar": "blue italic underline",
     "both": "magenta bold underline",
 }
-OTHER_STYLE = "yellow italic"  # of sources that have no style of their own
+OTHER_STYLE = "yellow italic"  # for sources that have no style of their own
 
 
 def chat_tokens(llm: Llama, messages: list[dict[str, str]] | str) -> list[int]:

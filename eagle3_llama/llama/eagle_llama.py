@@ -60,7 +60,7 @@ class EagleLlama(named.NamedLlama, model_costs.MeasuredLlama, GeneratingLlama):
     warning.
     """
 
-    _processors: GuardedProcessors | None = None  # of _sampler
+    _processors: GuardedProcessors | None = None  # those in _sampler
 
     def __init__(
         self,

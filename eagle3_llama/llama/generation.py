@@ -73,15 +73,15 @@ class GeneratingLlama(FlashLlama):
     _owner: Ownership
     _params: EagleParams
     _text: Text
-    _used: TokenUsage  # of all generations
+    _used: TokenUsage  # sums over all generations
     _sampler: Any
-    _options: CompletionOptions | None = None  # of a completion whose generation has not begun
+    _options: CompletionOptions | None = None  # a completion's, whose generation has not begun
     _answered: tuple[list[int], list[int]]  # the last generation's prompt, and its tokens so far
 
     n_tokens = text_property("n_tokens")
     input_ids = text_property("input_ids")
     scores = text_property("scores")
-    draft_position = text_property("draft_position")  # of the last token
+    draft_position = text_property("draft_position")  # the last token's
     draft_source = text_property("draft_source")
     _requires_eval = text_property("stale")
 

@@ -27,7 +27,7 @@ class Claim:
         self.who = who
         self.adopts = adopts
         self.taken = False  # it has held the context
-        self.thread = 0  # of its step
+        self.thread = 0  # the one that runs its step
 
 
 class Ownership:

@@ -24,7 +24,7 @@ class GuardedProcessors:
         self.error: BaseException | None = None
         self.n_good = 0
         self._round: np.ndarray | None = None  # the text with the round's tokens
-        self._begin = self._n = 0  # of them, those before the first row and before the next one
+        self._begin = self._n = 0  # tokens before the first row, and before the next one
 
     def __call__(self, _: Any, scores: Any) -> Any:
         if self.error is not None:

@@ -25,7 +25,7 @@ from ..runtime.costs import switches
 BUDGET = 0.6  # seconds of decodes, unless LEAST of each kind take longer
 LEAST, MOST = 2, 16  # decodes of each kind that count
 SETTLING = 2  # decodes of each kind before these
-COPIES = 3  # of a checkpoint; the fastest counts
+COPIES = 3  # times that a checkpoint is copied; the fastest counts
 N_CTX = 256
 N_BATCH = 64
 

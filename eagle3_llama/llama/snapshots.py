@@ -17,10 +17,10 @@ from .metadata import number
 from .snapshot_costs import Ways
 
 MOST = 16  # rows of a draft that are taken back so: longer ones are rare
-MOST_BYTES = 64 << 20  # of all snapshots of a context
+MOST_BYTES = 64 << 20  # for all snapshots of a context
 SHARE = 200  # unless it is measured, a snapshot is worth it in a model of at least so many times its bytes
 CHEAP, DEAR = 1000, 70  # with so many times its bytes it costs nothing, with less it costs too much
-MOST_EXTRA = 0.01  # of a plain round: what drafts lose where they gain nothing is 2% in all
+MOST_EXTRA = 0.01  # share of a plain round: what drafts lose where they gain nothing is 2% in all
 FLOAT = 4
 
 

@@ -125,7 +125,7 @@ class ContextText(Text):
         self.n_batch = n_batch
         model = llama_cpp.llama_get_model(ctx.ctx)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        self.memory: TextMemory | None = None  # of texts that have ended
+        self.memory: TextMemory | None = None  # has texts that have ended
         self._cannot_rewind = any(is_it(model) for is_it in CANNOT_REWIND)
         self._media = MediaRows()
 

@@ -34,7 +34,7 @@ class Limits(NamedTuple):
     and how long it may take has one far beyond that, which only says that nothing is known.
     """
 
-    computing: int = 120  # of all threads together, in one step (eagle3-proof renews it)
+    computing: int = 120  # seconds of all threads together, in one step (eagle3-proof renews it)
     asleep: float = 180.0  # in which all threads wait, so that nothing will come (seen on Linux alone)
     wall: float = 3600.0  # for the whole
 

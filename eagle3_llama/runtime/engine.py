@@ -23,7 +23,7 @@ from .stepwise import Stepwise
 
 __all__ = ["Ask", "Draft", "Engine"]
 
-MOST_SECONDS = 0.04  # of rounds that run ahead: their tokens come together, and no reader sees that
+MOST_SECONDS = 0.04  # that rounds run ahead: their tokens come together, and no reader sees that
 
 
 class Engine(Session):
@@ -176,7 +176,9 @@ class Engine(Session):
         """
         code = self.lib.eagle3_round_verify(self.handle, b.sampler_pointers, b.sampled, b.counts)
         counts = [max(count, 0) for count in self.ffi.unpack(b.counts, n)]
-        if code < 0:  # of all asks: a decode's. What the samplers took before it stays, and the rest can wait
+        if (
+            code < 0
+        ):  # a decode failed, for all asks. What the samplers took before it stays, and the rest can wait
             error = error_of(code)
             if not any(counts):
                 raise error

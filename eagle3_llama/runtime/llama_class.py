@@ -12,7 +12,7 @@ from typing import Any
 
 from ..common import keywords
 
-_MARK = "_eagle3_llama_watches"  # of an __init__ that asks for the class
+_MARK = "_eagle3_llama_watches"  # marks an __init__ that asks for the class
 _instead: list[type] = []  # the class whose objects stand for Llama's, if there is one
 
 

@@ -16,7 +16,7 @@ class MemoryUse:
     """
 
     target_weights: int
-    target_cache: int  # of the text in all slots
+    target_cache: int  # for the text in all slots
     target_compute: int
     head_weights: int = 0
     head_cache: int = 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # What a token in the KV cache adds to a decode of one row and of eight: so many times what reading it takes.
 # Attention is arithmetic, too. Measured with SmolLM2: 1.3 and 5.
 TOKEN_COSTS = {1: 1.5, 8: 5.0}
-NOISE = 0.05  # of a decode, what the least times of two sets of decodes differ by
+NOISE = 0.05  # share of a decode by which the least times of two sets of decodes differ by
 FAR_TIMES = 3  # how often a decode for the cost of context is repeated
 FAR = 0.1  # seconds after which it is not repeated any more
 
@@ -23,8 +23,8 @@ FAR = 0.1  # seconds after which it is not repeated any more
 class Memory(NamedTuple):
     """The bytes that a loaded model reads."""
 
-    row_bytes: float  # of the weights, for a row
-    slot_bytes: Callable[[int], int]  # of the KV cache, for what it has of a slot
+    row_bytes: float  # read from the weights for a row
+    slot_bytes: Callable[[int], int]  # read from the KV cache for a slot
 
     def token_seconds(self, one: float, n_past: int, slot: int) -> float:
         """Seconds that reading a token in the KV cache takes. one: those of a decode of one row.

@@ -27,7 +27,7 @@ _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class CpuBackend(NamedTuple):
-    name: str  # of the variant, such as "haswell"
+    name: str  # such as "haswell"
     dropped: list[list[str]]  # [name, why] of those that suit the processor better and fail, the best first
     remark: str  # what else there is to say, or ""
 

@@ -144,7 +144,7 @@ def from_validation(e: ValidationError, names: Callable[[Sequence[int | str]], I
         message = f"unknown field {where!r}" + (f", did you mean {near[0]}?" if near else "")
         return ApiError(400, message, where, "unknown_field")
     message, where = error["msg"].removeprefix("Value error, "), _place(error["loc"])
-    if not where and (named := re.match(r"(\w+): ", message)):  # of several fields together
+    if not where and (named := re.match(r"(\w+): ", message)):  # the error names several fields together
         return ApiError(400, message, named[1], "invalid_value")
     if error["type"] == "union_tag_invalid":  # it repeats the tag, however long
         tag, found, rest = message.rpartition("' found using")

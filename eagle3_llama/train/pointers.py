@@ -27,7 +27,7 @@ RATE = 0.1  # learning rate of Adam relative to the size of the weights
 SPREAD = 40_000  # positions for the first estimate of queries and keys
 FIRST_SCORE = 0.2  # scale of the first scores: with high scores, learning first has to undo them
 PENALTY = 1e-2
-LEAST_SPREAD = 1e-5  # of the mean square: texts of one word have no variance at all
+LEAST_SPREAD = 1e-5  # share of the mean square: texts of one word have no variance at all
 
 
 @dataclasses.dataclass

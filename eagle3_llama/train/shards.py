@@ -136,7 +136,7 @@ class Shards:
         }
         missing = {n: len(indices) for n, indices in wanted.items()}
         kept: dict[int, list[Conversation]] = {n: [] for n in numbers}
-        length: dict[int, int] = {}  # of the tasks that have ended
+        length: dict[int, int] = {}  # by task that has ended
         for n in set(range(numbers[0], numbers[-1])) - set(numbers):
             length[n * BLOCK] = shard_info(self.path(n))["tokens"]  # a shard that is there, as one task
         order = sorted([*length, *itertools.chain(*wanted.values())])

@@ -27,7 +27,7 @@ OUTPUT_ROWS = 40_000  # rows for the regression of o_proj
 BLOCK = 4_000  # rows per matrix product
 WIDEST = 24_000  # most inputs of a regression, because its memory grows with their square
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0)  # penalties to try on unseen rows
-FLOOR = 1e-5  # of the mean size of all inputs, a penalty for each: texts of few words leave some almost empty
+FLOOR = 1e-5  # share of all inputs' mean size, a penalty for each: few words leave some inputs almost empty
 KEPT = 0.1  # factor for the output of the feed-forward block that was copied from the target
 SPREAD = 8_000  # rows for constants and covariances
 

@@ -18,7 +18,7 @@ from fetch import patched_tree
 from toolkit import BuildError, say
 
 MOST_MEGABYTES = 60.0
-WIDTHS = "widths_test"  # of native/tests
+WIDTHS = "widths_test"  # in native/tests
 CUDA, CALLS = "libggml-cuda.so", "libcuda_calls.so"
 # What run_on_card.py, eagle3_llama and llama_cpp import. NumPy is large, and comes with PyTorch.
 PACKAGES = tuple(

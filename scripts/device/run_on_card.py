@@ -195,7 +195,7 @@ def environment(archive: Path | None, folder: Path, upstream: bool) -> dict[str,
     Raises OSError, ValueError or CalledProcessError.
     """
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "EAGLE3_LLAMA_COSTS": str(folder / "costs")}
-    if archive is None and upstream:  # of this checkout: it is built before the clock runs
+    if archive is None and upstream:  # this checkout's: it is built before the clock runs
         command = [sys.executable, str(ROOT / "native" / "build.py"), "--bench", "--print-dir"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         env["EAGLE3_UPSTREAM"] = str(Path(done.stdout.strip()) / "upstream")

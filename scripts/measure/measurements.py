@@ -40,7 +40,7 @@ Row = dict[str, Any]
 class Measurement:
     """One run. machine: a short name. conditions: prompts and tokens. data: rows, figures by their names."""
 
-    name: str  # of NAMES: which tables read it
+    name: str  # one of NAMES: which tables read it
     machine: str
     cpu: str
     instruction_sets: tuple[str, ...]

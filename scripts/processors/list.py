@@ -17,7 +17,7 @@ from toolchain import cpu_sets
 class Cpu(NamedTuple):
     name: str
     what: str
-    system: str  # of SYSTEMS
+    system: str  # one of SYSTEMS
     options: str  # CMake's, without -D
     sets: str = ""  # of /proc/cpuinfo: what this machine must have, if its processor is not emulated
     model: str = ""  # qemu-user's, if it is
@@ -32,8 +32,8 @@ class System(NamedTuple):
     package: str  # that has them
     emulators: tuple[str, ...]  # the first that is found
     emulator_package: str
-    root: str = ""  # of its libraries, for the emulator
-    ending: str = ""  # of a program's file name
+    root: str = ""  # the folder of its libraries, for the emulator
+    ending: str = ""  # ends a program's file name
 
 
 _LINUX = "CMAKE_SYSTEM_NAME=Linux CMAKE_SYSTEM_PROCESSOR={0}"

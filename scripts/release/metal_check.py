@@ -41,7 +41,7 @@ class Support(NamedTuple):
 
     operation: str
     where: str
-    lacks: tuple[str, ...] = ()  # of NEEDS
+    lacks: tuple[str, ...] = ()  # names in NEEDS
 
     @property
     def good(self) -> bool:

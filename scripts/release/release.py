@@ -70,7 +70,7 @@ def main() -> None:
         sys.exit("error: nothing was built; mend this, or use --trial to see whether the rest works")
     out.mkdir(parents=True, exist_ok=True)
     for old in (old for ending in ("tar.gz", "whl") for old in out.glob(f"eagle3_llama-*.{ending}")):
-        old.unlink()  # of an earlier commit
+        old.unlink()  # an earlier commit's
     machines = args.machine or [platform.machine()]
     for machine in machines:
         script = Path(__file__).with_name("build_wheels.py")

@@ -30,7 +30,7 @@ class CompletionBody(Sampling):
     n_probs: int | None = Field(None, ge=0, le=20, description="llama-server's name of logprobs")
     best_of: Literal[1] | None = None
 
-    default_tokens: ClassVar[int | None] = 16  # of an answer, if the request names no number; None: all
+    default_tokens: ClassVar[int | None] = 16  # tokens of an answer if the request names no number; None: all
     llama_form: ClassVar[bool] = False  # whether the answer has what that of llama.cpp's server has
 
     @model_validator(mode="after")

@@ -35,7 +35,7 @@ MAX_BIAS = 16_384
 MAX_CHOICES = 4096  # texts of guided_choice
 NEVER = -1e9  # a bias with which a token comes only where a grammar allows no other
 MAX_GRAMMAR = 65_536  # characters
-MAX_NESTING, MAX_VALUES = 24, 10_000  # of a JSON schema
+MAX_NESTING, MAX_VALUES = 24, 10_000  # in a JSON schema
 MAX_IDS = 1_000_000
 
 
@@ -260,7 +260,7 @@ class Sampling(Generation, Samplers, OtherServers):
         if self.n_predict is not None and self.max_tokens not in (None, self.n_predict):
             raise ValueError("n_predict: it differs from max_tokens; give only one of them")
         self.max_tokens = self.max_tokens if self.n_predict is None else self.n_predict
-        if self.max_tokens == -1:  # of either name
+        if self.max_tokens == -1:  # by either name
             self.max_tokens, self.n_predict = None, -1
         return self
 

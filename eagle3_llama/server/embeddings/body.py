@@ -12,7 +12,7 @@ from ..body.completions import TokenIds
 from ..body.fields import Body, Word, length
 
 MAX_INPUTS = 2048  # as OpenAI has it
-MAX_NUMBERS = 1 << 21  # of all vectors of an answer: some 20 bytes each as JSON
+MAX_NUMBERS = 1 << 21  # in all vectors of an answer: some 20 bytes each as JSON
 
 
 class EmbeddingBody(Body):

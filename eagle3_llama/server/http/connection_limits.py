@@ -67,7 +67,7 @@ class ReadTimeouts:
     loop: asyncio.AbstractEventLoop
     cycle: Any
     flow: Any
-    conn: Any  # of h11
+    conn: Any  # h11's
     most = MOST
     _headers_due: asyncio.TimerHandle | None = None
     _looks: asyncio.TimerHandle | None = None

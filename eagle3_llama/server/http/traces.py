@@ -13,7 +13,7 @@ from ...errors import EagleError
 
 # loggers that write tracebacks of what happens in a request
 _LOGGERS = ("eagle3_llama.server", "uvicorn.error", "asyncio", "concurrent.futures")
-MOST_FRAMES = 40  # of one exception: a recursion without an end has a thousand
+MOST_FRAMES = 40  # that one exception shows: a recursion without an end has a thousand
 
 
 def trace_of(e: BaseException) -> str:

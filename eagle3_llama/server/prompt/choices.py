@@ -155,7 +155,7 @@ class ChoiceMaker:
             if made.read is None:
                 return message.plain(out)
             deltas = message.Deltas(made.read, tools.parallel, tags)
-            report = body.speculative is not None and body.speculative.report  # of each token by itself
+            report = body.speculative is not None and body.speculative.report  # each token is told by itself
             return message.streamed(out, deltas, 0.0 if report else self.settings.stream_interval)
 
         return call
@@ -243,7 +243,7 @@ class ChoiceMaker:
     def _prompt(self, prompt: Any) -> Any:
         """A prompt as text or as token ids, once it is known that it may fit. Texts among ids become ids."""
         pieces = [prompt] if isinstance(prompt, str) else prompt
-        self.size.check_count(len(pieces), "prompt")  # of texts among ids each has a token
+        self.size.check_count(len(pieces), "prompt")  # each text among ids has a token
         for text in (piece for piece in pieces if isinstance(piece, str)):
             self.size.check_fits(text, "prompt")
         if (most := max((t for t in pieces if isinstance(t, int)), default=0)) >= self.n_vocab:

@@ -26,7 +26,7 @@ class StopWord:
 
     def __init__(self, word: bytes) -> None:
         self.word, self.n = word, 0  # bytes
-        self._shorter = [0] * len(word)  # of each beginning: the longest other one that it ends with
+        self._shorter = [0] * len(word)  # by beginning: the longest other one that it ends with
         k = 0
         for i in range(1, len(word)):
             k = self._next(k, word[i])
@@ -60,7 +60,7 @@ class TextOfTokens:
         self._searched = 0  # bytes that have been searched for stop strings
         self._missing = 0  # bytes until the last character is whole
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
-        self._ends: collections.deque[int] = collections.deque()  # of the tokens that are not decoded yet
+        self._ends: collections.deque[int] = collections.deque()  # ends of tokens that are not decoded yet
         self._decoded, self._begun, self._n_begun = 0, "", 0  # bytes; text and tokens that take() still has
 
     def add(self, piece: bytes) -> bool:
@@ -196,7 +196,7 @@ class CompletionCall:
     def _echo(self) -> Iterator[dict[str, Any]]:
         """A chunk with the prompt, once; its logprobs are known with the first token."""
         if self._echoed:
-            report = self._llm.take_report()  # of what the answer's first chunk holds
+            report = self._llm.take_report()  # about what the answer's first chunk holds
             probs = self._writer.echo(self._options.before) if self._writer is not None else None
             yield self._item(self._echoed, probs, 0)
             self._llm.give_back_report(report)

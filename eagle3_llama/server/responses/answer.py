@@ -41,7 +41,7 @@ class ResponseShape:
         self.chat, self.store, self.client, self.count = chat, store, client, count
         self.conversation, self.items = conversation, Items(tools.calls)
         self.finish: str | None = None
-        self._probs: list[Any] = []  # of a stream, that no text has had yet
+        self._probs: list[Any] = []  # a stream's, which no text has had yet
         self.head = _about(body, chat, response_id) | {"store": store is not None}
 
     def whole(self, parts: list[tuple[int, dict[str, Any]]], usage: dict[str, Any]) -> dict[str, Any]:

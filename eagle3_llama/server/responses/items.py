@@ -10,7 +10,7 @@ from typing import Any
 from ...common.guarded_json import read_json
 from .tools import Called
 
-# of each kind of tool: the type of a call's item, the beginning of its id, and fields
+# by kind of tool: the type of a call's item, the beginning of its id, and fields
 _CALLS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "function": ("function_call", "fc", {"arguments": ""}),
     "custom": ("custom_tool_call", "ctc", {"input": ""}),

@@ -27,7 +27,7 @@ MAX_GBNF = 1_000_000  # characters of a grammar made from a schema or tools: 60 
 MEMORY = 1 << 30  # bytes that the child may allocate after its start
 STACK = 1 << 21  # bytes; a quarter of what threads usually have
 CHAT_STACK = 1 << 26  # bytes, for templates and answers, which nest deeper, and are read nowhere else
-SYNTAXES = 8  # of answers, that a child keeps
+SYNTAXES = 8  # forms of answers that a child keeps
 STEPS = 8  # tokens of the random walk through a grammar
 STUCK = "the grammar reaches a place where it allows no token of this model"
 

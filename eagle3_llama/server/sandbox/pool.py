@@ -83,7 +83,7 @@ class Sandbox:
         self._children: set[subprocess.Popen[bytes]] = set()  # those that have started
         # those without a call; the last one has the warmest caches
         self._free: list[subprocess.Popen[bytes]] = []
-        self._start_seconds = 0.0  # of the processor, that the last one took to start
+        self._start_seconds = 0.0  # processor time that the last one took to start
         self._failed = 0  # number of children that failed to start
         self._why = SandboxBusy()  # why the last of them did
         self._closed = False
