@@ -218,7 +218,7 @@ int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * toke
         if (probs) {
             std::fill_n(probs, n, 0.0f);
             std::transform(d.evidence.begin(), d.evidence.end(), probs,
-                [](const evidence_list & e) { return std::max(e[HEAD], 0.0f); });
+                [](const evidence_list & e) { return std::max(e[PASSES], 0.0f); });
         }
         if (sources) {
             std::fill_n(sources, n, 0);

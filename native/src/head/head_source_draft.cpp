@@ -128,7 +128,7 @@ std::vector<int> head_source::offer_children(
     // Those of other sources can be extended too.
     for (int i = parent + 1; g.mixed && i < (int) g.nodes.size(); ++i) {
         const draft_tree::node & v = g.nodes[i];
-        if (v.ask == a && v.parent == parent && v.evidence[HEAD] == NOT_OFFERED) {
+        if (v.ask == a && v.parent == parent && v.evidence[PASSES] == NOT_OFFERED) {
             marks_.resize(g.nodes.size());
             marks_[i] = below;
             g.level.push_back(i);
