@@ -30,6 +30,14 @@ int32_t eagle3_session_open(
     });
 }
 
+int32_t eagle3_session_use(eagle3_session * s, eagle3_drafter * d) {
+    return guard([&]() -> int32_t {
+        not_null(d, "drafter");
+        get(s).use(*d->impl);
+        return EAGLE3_OK;
+    });
+}
+
 void eagle3_session_close(eagle3_session * s) {
     delete s;
 }

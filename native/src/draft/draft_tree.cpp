@@ -72,6 +72,17 @@ int draft_tree::offer(int source, int a, int parent, int32_t token, float eviden
 
 // Returns the calibrated probability of one source, as if no other had offered anything, or 0 if it did not
 // offer the node.
+std::vector<int> draft_tree::children_of_others(int ask, int parent) const {
+    std::vector<int> children;
+    for (int i = parent + 1; mixed && i < (int) nodes.size(); ++i) {
+        const node & v = nodes[i];
+        if (v.ask == ask && v.parent == parent && v.evidence[PASSES] == NOT_OFFERED) {
+            children.push_back(i);
+        }
+    }
+    return children;
+}
+
 float draft_tree::accept(const node & v, int source) const {
     const float q = v.evidence[source];
     return q == NOT_OFFERED ? 0.0f : plan->accept(source, v.depth, q, (*trust[v.ask])[source]);

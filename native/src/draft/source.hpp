@@ -90,8 +90,6 @@ class pass_source : public source {
         size_t weights = 0, cache = 0, compute = 0;
     };
     virtual bytes memory() const = 0;
-
-    virtual int saved_n_past(const uint8_t * data) const = 0;  // of bytes that passed check
 };
 
 }  // namespace eagle3

@@ -40,7 +40,7 @@ class head_source : public pass_source {
     void save(int slot, int n_past, uint8_t * out) const override;
     int64_t check(const uint8_t * data, int64_t size) const override;
     void restore(int slot, int n_past, const uint8_t * data) override;
-    int saved_n_past(const uint8_t * data) const override;
+    static int saved_n_past(const uint8_t * data);  // of bytes that passed check
 
     const runner & passes() const { return runner_; }
     bytes memory() const override;

@@ -90,7 +90,7 @@ int64_t head_source::check(const uint8_t * data, int64_t size) const {
     return own;
 }
 
-int head_source::saved_n_past(const uint8_t * data) const {
+int head_source::saved_n_past(const uint8_t * data) {
     state_header h;
     memcpy(&h, data, sizeof(h));
     return h.n_past;

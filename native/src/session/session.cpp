@@ -29,6 +29,11 @@ session::~session() {
     }
 }
 
+void session::use(drafter_model & own) {
+    round_.check_rests();
+    slots_.use(own);
+}
+
 // A round under way was decoded with capture or without, and ends so.
 void session::set_capture(bool on) {
     slots_.want_passes(on);

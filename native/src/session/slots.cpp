@@ -1,5 +1,7 @@
 #include "session/slots.hpp"
 
+#include "model/model_source.hpp"
+
 #include "llama-ext.h"
 
 #include <algorithm>
@@ -141,6 +143,15 @@ void slots::set_passes(std::unique_ptr<pass_source> source) {
     passes_    = source.get();
     source->id = PASSES;
     sources_.insert(sources_.begin(), std::move(source));
+}
+
+void slots::use(drafter_model & own) {
+    require(own.target() == ctx && own.n_slots() == size(), EAGLE3_E_ARGUMENT,
+        "the draft model was opened for another context, or for another number of slots");
+    const bool begun = std::any_of(slots_.begin(), slots_.end(), [](const auto & s) { return s.n_past > 0; });
+    require(!begun, EAGLE3_E_ARGUMENT, "a draft model comes before the first prompt");
+    require(text_ != nullptr, EAGLE3_E_UNSUPPORTED, rows_differ(llama_get_model(ctx)));
+    set_passes(std::make_unique<model_source>(own, *text_));
 }
 
 const char * slots::source_name(int id) const {
@@ -289,7 +300,7 @@ std::vector<int64_t> slots::check_state(const uint8_t * data, int64_t size) cons
 
 void slots::state_set(int slot, const uint8_t * data, const std::vector<int64_t> & begins) {
     slot_state s;
-    s.n_past = passes_ ? passes_->saved_n_past(data) : text_source::saved_n_past(data);  // the first source
+    s.n_past = head_ ? head_source::saved_n_past(data) : text_source::saved_n_past(data);  // the first source
     for (size_t i = 0; i < sources_.size(); ++i) {
         begins[i] == begins[i + 1] ? sources_[i]->reset(slot, s.n_past)
                                    : sources_[i]->restore(slot, s.n_past, data + begins[i]);

@@ -3,6 +3,7 @@
 
 #include "draft/grammar_source.hpp"
 #include "head/head_source.hpp"
+#include "model/drafter_model.hpp"
 #include "draft/source.hpp"
 #include "target/target_memory.hpp"
 #include "text/text_source.hpp"
@@ -91,6 +92,7 @@ class slots {
     // where the session has no such source.
     const char * source_name(int id) const;
     const std::vector<std::unique_ptr<source>> & sources() const { return sources_; }
+    void use(drafter_model & own);  // see eagle3_session_use
     // Puts it before the others. E_ARGUMENT if the session has one.
     void set_passes(std::unique_ptr<pass_source> source);
     pass_source * passes() const { return passes_; }  // the first of them, or null
