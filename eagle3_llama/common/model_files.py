@@ -17,7 +17,7 @@ _ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+|(/\w[\w.-]*)+)?")  # OWN
 Name = str | os.PathLike[str]
 
 
-def is_head_file(path: Name) -> bool:
+def is_head(path: Name) -> bool:
     """True if the GGUF file is an EAGLE head. Raises EagleError BAD_FILE or TRUNCATED for what is no GGUF."""
     return _architecture(Path(path)) in HEADS
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..common import keywords, model_names
 from ..common.hub import PREFIX, Repository, cached_in, only
-from ..common.model_files import check_models, is_head_file
+from ..common.model_files import check_models, is_head
 from ..errors import EagleError, ErrorKind, TargetError
 from ..runtime.params import EagleParams
 
@@ -77,7 +77,7 @@ def or_draft_model(eagle: str | None, given: dict[str, Any]) -> str | None:
     if eagle is not None:
         raise EagleError(ErrorKind.BAD_ARGUMENT, "give eagle or draft_model, not both")
     path = model_names.model(given.pop("draft_model"))
-    if is_head_file(path):
+    if is_head(path):
         raise EagleError(ErrorKind.HEAD_MISMATCH, f"draft_model: {path} is a head: give it as eagle=")
     return path
 

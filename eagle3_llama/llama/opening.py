@@ -15,7 +15,7 @@ from ..runtime.engine import Engine
 def open_engine(
     llm: Llama, eagle_path: str | None, n_slots: int, extract_layers: Sequence[int] | None, auto: bool
 ) -> Engine:
-    """The engine over a model's context. Where its drafter cannot draft, it warns: drafts are from text alone.
+    """The engine over a model's context. Where its drafter cannot draft, it warns: text alone drafts.
 
     eagle_path: the drafter's file, a head or a small model. auto: nobody named it. Raises EagleError
     HEAD_MISMATCH if it belongs to another target.
@@ -26,7 +26,7 @@ def open_engine(
         engine = Engine(ctx, model, eagle_path, n_slots, extract_layers, llm.model_params.n_gpu_layers)
         if engine.drafter_note and llm.verbose:
             print(f"EagleLlama: {eagle_path}: {engine.drafter_note}", file=sys.stderr)
-        if engine.has_head and (message := tokenizers.warning(llm.model_path, eagle_path)):
+        if eagle_path and engine.has_head and (message := tokenizers.warning(llm.model_path, eagle_path)):
             _warn(message)
         return engine
     except EagleError as e:

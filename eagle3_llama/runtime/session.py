@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..common.model_files import is_head_file
+from ..common.model_files import is_head
 from .library import checked, load
 from .memory_use import MemoryUse
 from .params import EagleParams
@@ -45,8 +45,8 @@ class Session:
         self.tree_refusal = ""  # why the target cannot check a tree
         self.has_state = False  # whether state() has something to save: the head's state, or the text
         self.drafts_from_text = False  # may be set to False where the target must not take back rows
-        is_head = drafter_path is not None and is_head_file(drafter_path)
-        if is_head:
+        of_head = drafter_path is not None and is_head(drafter_path)
+        if of_head:
             out = self.ffi.new("eagle3_head **")
             checked(
                 self.lib.eagle3_head_open(str(drafter_path).encode(), self.ffi.cast("void *", model), out)
@@ -55,14 +55,14 @@ class Session:
             self.drafter = HEAD
         out = self.ffi.new("eagle3_session **")
         try:
-            if is_head and extract_layers is not None:
+            if of_head and extract_layers is not None:
                 layers = self.ffi.new("int32_t[]", list(extract_layers))
                 checked(self.lib.eagle3_head_set_layers(self.head_handle, layers, len(layers)))
             checked(
                 self.lib.eagle3_session_open(self.ffi.cast("void *", ctx), self.head_handle, n_slots, out)
             )
             self.handle = out[0]
-            if drafter_path is not None and not is_head:
+            if drafter_path is not None and not of_head:
                 self._use_model(drafter_path, ctx, n_slots, n_gpu_layers)
             if os.environ.get(FIXED_THREADS, "0") not in ("", "0"):
                 checked(self.lib.eagle3_threads_choose(self.handle, 0))

@@ -275,11 +275,6 @@ def test_a_long_prompt_is_both_errors(files):
             assert found.value.kind is ErrorKind.BAD_ARGUMENT
 
 
-def test_a_path_as_draft_model(files):
-    with pytest.raises(EagleError, match="for a head use eagle="):
-        EagleLlama(files[0], draft_model=files[1], **CTX)
-
-
 def test_a_closed_model_says_so(files):
     """Llama's methods would end the process."""
     with EagleLlama(files[0], eagle=files[1], **CTX) as llm:

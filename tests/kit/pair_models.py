@@ -4,8 +4,8 @@
     small("small.gguf", BIG, SMALL, p=0.7)     # returns the share of tokens behind which it is right
 
 The pair shares a vocabulary; widths, layers and heads differ. What the small one says follows from the last
-token alone: row g(x) of its output matrix is x's embedding there. g is the target's f, but for a share 1 - p of
-the tokens, whose successors are exchanged among each other, so that no token is named twice.
+token alone: row g(x) of its output matrix is x's embedding there. g is the target's f, but for a share 1 - p
+of the tokens, whose successors are exchanged among each other, so that no token is named twice.
 """
 
 import cycle_models
