@@ -1,7 +1,7 @@
 // A small model that drafts: every row that stays has the bits of its text decoded plainly and alone, as many
 // tokens come of a round as the model's chance says, and rows that a draft decoded are not decoded twice.
 // Texts are rewound, restored and continued behind a gap meanwhile.
-//     draft_model_test TARGET.gguf SMALL.gguf CHANCE ROUNDS
+//     draft_model_test TARGET.gguf SMALL.gguf CHANCE ROUNDS TOKEN    TOKEN: one of the cycle
 #include "asks.hpp"
 #include "check.hpp"
 #include "api/capi.hpp"
@@ -17,6 +17,7 @@ namespace {
 constexpr int N_CTX = 512, MAX_ROWS = 64, N_CHAIN = 3;
 
 std::mt19937 rng(1);
+int32_t start;  // a token that the cycle goes on from
 
 int pick(int lo, int hi) {
     return std::uniform_int_distribution<int>(lo, hi)(rng);
@@ -71,9 +72,10 @@ struct world {
     void begin(int slot) {
         CHECK(eagle3_rewind(s, slot, 0) == EAGLE3_OK);
         text[slot].clear();
-        for (int i = 0, n = pick(1, 40); i < n; ++i) {
+        for (int i = 0, n = pick(0, 40); i < n; ++i) {
             text[slot].push_back(300 + pick(0, 1000));
         }
+        text[slot].push_back(start);
         CHECK(eagle3_prefill(s, slot, text[slot].data(), (int) text[slot].size(), 0) == EAGLE3_OK);
         text[slot].push_back(eagle3_sample(s, samplers[slot], -1));
     }
@@ -169,10 +171,11 @@ void run(llama_model * model, const char * small, double p, int n_rounds, int n_
 }  // namespace
 
 int main(int argc, char ** argv) {
-    if (argc != 5) {
-        fprintf(stderr, "usage: draft_model_test TARGET.gguf SMALL.gguf CHANCE ROUNDS\n");
+    if (argc != 6) {
+        fprintf(stderr, "usage: draft_model_test TARGET.gguf SMALL.gguf CHANCE ROUNDS TOKEN\n");
         return 2;
     }
+    start = atoi(argv[5]);
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     llama_backend_init();
     llama_model * model = llama_model_load_from_file(argv[1], llama_model_default_params());

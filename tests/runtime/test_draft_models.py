@@ -12,7 +12,7 @@ from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind
 from eagle3_llama.batching import Batcher, BatchSettings
 
 LOAD = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "flash_attn": True}
-PROMPT = [1, 300, 301, 302]
+PROMPT = cycle_models.cycle(pair_models.BIG).text(4)
 CHANCES = [0.0, 0.3, 0.7, 1.0]
 
 
@@ -37,9 +37,9 @@ def plain(target):
 
 @pytest.mark.parametrize("p", each(CHANCES, quick=[0.7]))
 def test_bits_and_tokens_a_round(request, target, smalls, p):
-    """1 and 4 slots, greedy and sampled, chains and planned: each row's logits, and theory's tokens a round."""
+    """1 and 4 slots, greedy and sampled, chains and planned: the logits of each row, tokens as in theory."""
     programs = request.getfixturevalue("programs" if p == 0.7 else "fast_programs")
-    passes(programs, "draft_model_test", target, smalls[p][0], smalls[p][1], 60 if p == 0.7 else 1000)
+    passes(programs, "draft_model_test", target, smalls[p][0], smalls[p][1], 60 if p == 0.7 else 1000, PROMPT[0])
 
 
 @pytest.mark.parametrize("sampling", [{"temp": 0.0}, {"temp": 0.9, "top_k": 50}], ids=["greedy", "sampled"])
@@ -64,7 +64,7 @@ def test_a_saved_state(target, smalls, plain):
         first = take(llm, 40, PROMPT, temp=0.0)
         state = llm.save_state()
         llm.reset()
-        take(llm, 20, [1, 400], temp=0.0)
+        take(llm, 20, PROMPT[2:], temp=0.0)
         llm.load_state(state)
         llm.stats.reset()
         again = [t for t, _ in zip(llm.generate([*PROMPT, *first], temp=0.0), range(40))]
@@ -74,7 +74,7 @@ def test_a_saved_state(target, smalls, plain):
 
 def test_several_slots(target, smalls, plain):
     settings = BatchSettings(target, str(smalls[0.7][0]), n_parallel=3, n_ctx=256, n_threads=1)
-    prompts = [[*PROMPT, 310 + i] for i in range(3)]
+    prompts = [cycle_models.cycle(pair_models.BIG).text(4, start=50 * i) for i in range(3)]
     batcher = Batcher(settings)
     try:
         for params in (None, EagleParams(n_max=4)):
