@@ -53,6 +53,7 @@ def check_models(target: Name, *heads: Name | None, whole: bool = True, or_model
         if found not in HEADS:
             other = _another_kind(head, whole=True)
             if or_model and other is None:
+                _check_smaller(Path(target), head)
                 continue
             what = other[0] if other else f"a model (its general.architecture is {found!r:.40})"
             raise EagleError(
@@ -61,6 +62,15 @@ def check_models(target: Name, *heads: Name | None, whole: bool = True, or_model
                 "the GGUF of a head for this target; eagle3-llama convert makes one of a checkpoint",
             )
         _check_size(Path(target), kind, head, found)
+
+
+def _check_smaller(target: Path, small: Path) -> None:
+    """Raises EagleError HEAD_MISMATCH if the target itself is to draft for it."""
+    if target.exists() and small.samefile(target):
+        raise EagleError(
+            ErrorKind.HEAD_MISMATCH,
+            f"{small} is the target itself: give a head, or a smaller model of its family, or nothing",
+        )
 
 
 def _check_size(target: Path, kind: str, head: Path, head_kind: str) -> None:

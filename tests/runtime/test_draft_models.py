@@ -39,7 +39,9 @@ def plain(target):
 def test_bits_and_tokens_a_round(request, target, smalls, p):
     """1 and 4 slots, greedy and sampled, chains and planned: the logits of each row, tokens as in theory."""
     programs = request.getfixturevalue("programs" if p == 0.7 else "fast_programs")
-    passes(programs, "draft_model_test", target, smalls[p][0], smalls[p][1], 60 if p == 0.7 else 1000, PROMPT[0])
+    passes(
+        programs, "draft_model_test", target, smalls[p][0], smalls[p][1], 60 if p == 0.7 else 1000, PROMPT[0]
+    )
 
 
 @pytest.mark.parametrize("sampling", [{"temp": 0.0}, {"temp": 0.9, "top_k": 50}], ids=["greedy", "sampled"])
