@@ -30,10 +30,12 @@ struct world {
     eagle3_session * s       = nullptr;
     std::vector<std::unique_ptr<plain_decodes>> plain;  // of each slot
     std::vector<tokens> text;                           // and the token that follows it
+    std::vector<int> n_prompt;
     std::vector<llama_sampler *> samplers;
 
     world(llama_model * m, const char * small, int n_slots, bool sampled)
-        : model(m), ctx(make_context(m, n_slots, N_CTX, MAX_ROWS, MAX_ROWS)), text(n_slots) {
+        : model(m), ctx(make_context(m, n_slots, N_CTX, MAX_ROWS, MAX_ROWS)), text(n_slots),
+          n_prompt(n_slots) {
         CHECK(eagle3_session_open(ctx, nullptr, n_slots, &s) == EAGLE3_OK);
         CHECK(eagle3_drafter_open(small, ctx, n_slots, 0, &drafter) == EAGLE3_OK);
         CHECK(eagle3_session_use(s, drafter) == EAGLE3_OK);
@@ -77,6 +79,7 @@ struct world {
         }
         text[slot].push_back(start);
         CHECK(eagle3_prefill(s, slot, text[slot].data(), (int) text[slot].size(), 0) == EAGLE3_OK);
+        n_prompt[slot] = (int) text[slot].size();
         text[slot].push_back(eagle3_sample(s, samplers[slot], -1));
     }
 
@@ -89,7 +92,8 @@ struct world {
                 begin(slot);
             }
             const int n_max = kind == EAGLE3_CHAIN ? N_CHAIN : EAGLE3_MAX_DRAFT;
-            asks.push_back(ask_for(slot, text[slot].back(), kind, n_max, 0, kind == EAGLE3_CHAIN ? 1 : 2));
+            const int width = kind == EAGLE3_CHAIN || !eagle3_can_tree(s) ? 1 : 2;
+            asks.push_back(ask_for(slot, text[slot].back(), kind, n_max, 0, width));
         }
         tokens drafted(n_slots), out(n_slots * MAX_ROWS), counts(n_slots);
         CHECK(eagle3_round_draft(s, asks.data(), n_slots, drafted.data()) >= 0);
@@ -98,7 +102,8 @@ struct world {
         int total = 0;
         for (int slot = 0; slot < n_slots; ++slot) {
             for (int k = 0; k < counts[slot]; ++k) {
-                CHECK(same_bits(ctx, eagle3_verified_row(s, slot, k), plain[slot]->after(text[slot], 1)));
+                CHECK(same_bits(
+                    ctx, eagle3_verified_row(s, slot, k), plain[slot]->after(text[slot], n_prompt[slot])));
                 text[slot].push_back(out[slot * MAX_ROWS + k]);
             }
             total += counts[slot];
@@ -112,9 +117,11 @@ struct world {
         const int slot = pick(0, (int) text.size() - 1), n_past = eagle3_n_past(s, slot);
         switch (pick(0, 3)) {
         case 0: {
-            const int to = pick(1, n_past);
-            CHECK(eagle3_rewind(s, slot, to) == EAGLE3_OK);
-            text[slot].resize(to + 1);
+            const int to   = pick(1, n_past);
+            const int code = eagle3_rewind(s, slot, to);
+            CHECK(code == EAGLE3_OK || code == EAGLE3_E_UNSUPPORTED);  // a state, of a text that was not told
+            text[slot].resize((code == EAGLE3_OK ? to : n_past) + 1);
+            n_prompt[slot] = std::min(n_prompt[slot], (int) text[slot].size() - 1);
             break;
         }
         case 1: {
@@ -125,6 +132,7 @@ struct world {
             break;
         }
         case 2:
+            CHECK(eagle3_settle(s, slot) == EAGLE3_OK);
             CHECK(eagle3_state_reset(s, slot, n_past) == EAGLE3_OK);
             break;
         default:

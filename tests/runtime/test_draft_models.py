@@ -1,6 +1,7 @@
 """draft_model="small.gguf": a small model drafts, and the text is plain decoding's."""
 
 import cycle_models
+import hybrid_models
 import pair_models
 import pytest
 import tiny_models
@@ -42,6 +43,19 @@ def test_bits_and_tokens_a_round(request, target, smalls, p):
     passes(
         programs, "draft_model_test", target, smalls[p][0], smalls[p][1], 60 if p == 0.7 else 1000, PROMPT[0]
     )
+
+
+@pytest.mark.parametrize(
+    "target_is, small_is", [("hybrid", "hybrid"), ("hybrid", "small"), ("cycle", "hybrid")]
+)
+def test_states_that_cannot_drop_rows(programs, target, smalls, tmp_path, target_is, small_is):
+    """A hybrid as target, as drafter, as both: each row's logits, also after going back."""
+    model = hybrid_models.MODELS["tiny-hybrid"]
+    hybrid = hybrid_models.target(tmp_path / "hybrid.gguf", model, hybrid_models.ALWAYS)
+    files = {"hybrid": hybrid, "cycle": target, "small": smalls[1.0][0]}
+    start = hybrid_models.cycles(model.shape).prompt(model.n_live)[0] if target_is == "hybrid" else PROMPT[0]
+    chance = float(target_is == small_is)  # their cycles are not the others'
+    passes(programs, "draft_model_test", files[target_is], files[small_is], chance, 40, start)
 
 
 @pytest.mark.parametrize("sampling", [{"temp": 0.0}, {"temp": 0.9, "top_k": 50}], ids=["greedy", "sampled"])
