@@ -66,11 +66,12 @@ def _with_prefix(eagle: Any) -> Any:
     return eagle
 
 
-def or_draft_model(eagle: str | None, given: dict[str, Any]) -> str | None:
-    """The drafter's name: the head's, or a small model's, which is taken out of Llama's keywords `given`.
+def drafter(named: dict[str, Any], given: dict[str, Any]) -> str | None:
+    """The drafter's name: the head's, by one of its names, or a small model's, taken out of Llama's keywords.
 
     Raises EagleError BAD_ARGUMENT for both, HEAD_MISMATCH for a head in a small model's place.
     """
+    eagle: str | None = keywords.one_of(named)
     own = given.get("draft_model")
     if not isinstance(own, (str, os.PathLike)):
         return eagle
