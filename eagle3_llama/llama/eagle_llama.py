@@ -86,9 +86,7 @@ class EagleLlama(named.NamedLlama, model_costs.MeasuredLlama, GeneratingLlama):
         self._owner = Ownership()
         self._stack = contextlib.ExitStack()
         self.calls = Calls(self._closed_error)
-        eagle_path = named.drafter(
-            {"eagle": eagle, **{n: kwargs.pop(n, None) for n in keywords.ALIASES}}, kwargs
-        )
+        eagle_path = named.drafter(eagle, kwargs)
         ignored = sorted(kwargs.keys() - guards.LLAMA_NAMES)
         keywords.check_ignored(ignored, guards.LLAMA_NAMES, guards.CALL_NAMES)
         self._params = EagleParams(n_max, n_min, p_min, tree, text)

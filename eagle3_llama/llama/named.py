@@ -66,16 +66,18 @@ def _with_prefix(eagle: Any) -> Any:
     return eagle
 
 
-def drafter(named: dict[str, Any], given: dict[str, Any]) -> str | None:
-    """The drafter's name: the head's, by one of its names, or a small model's, taken out of Llama's keywords.
+def drafter(eagle: Any, given: dict[str, Any]) -> str | None:
+    """The drafter's name: the head's or a small model's. Its other keywords are taken out of those given.
 
     Raises EagleError BAD_ARGUMENT for both, HEAD_MISMATCH for a head in a small model's place.
     """
-    eagle: str | None = keywords.one_of(named)
+    head: str | None = keywords.one_of(
+        {"eagle": eagle, **{name: given.pop(name, None) for name in keywords.ALIASES}}
+    )
     own = given.get("draft_model")
     if not isinstance(own, (str, os.PathLike)):
-        return eagle
-    if eagle is not None:
+        return head
+    if head is not None:
         raise EagleError(ErrorKind.BAD_ARGUMENT, "give eagle or draft_model, not both")
     path = model_names.model(given.pop("draft_model"))
     if is_head(path):

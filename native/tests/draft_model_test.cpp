@@ -155,8 +155,8 @@ void run(llama_model * model, const char * small, double p, int n_rounds, int n_
         total += w.round(EAGLE3_CHAIN);
     }
     const double mean = total / n_rounds / n_slots, theory = 1.0 + p + p * p + p * p * p;
-    printf("%d slots, %s: %.3f tokens a round, %.3f expected\n", n_slots, sampled ? "sampled" : "greedy",
-        mean, theory);
+    fprintf(stderr, "%d slots, %s: %.3f tokens a round, %.3f expected\n", n_slots,
+        sampled ? "sampled" : "greedy", mean, theory);
     // three standard deviations of a mean, and what the short beginnings of texts add
     CHECK(std::abs(mean - theory) < 0.03 * theory + 4.0 / std::sqrt((double) n_rounds * n_slots));
     if (w.source().n_reused() > 0) {  // a memory that drops rows keeps what the target kept of a draft
