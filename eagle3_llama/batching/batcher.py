@@ -84,8 +84,8 @@ class Batcher:
         self.inbox.check_open()
         if params is not None and self.settings.eagle is None:
             params.check_no_head(NO_HEAD)
-        if params is not None and params.fixed_tree and self.engine.has_head and not self.engine.can_tree:
-            raise guards.no_trees(self.engine.tree_refusal)
+        if params is not None:
+            guards.check_trees(self.engine, params)
         return RequestLlama(self.base, self.inbox, params, deadline, request_id, client, slot)
 
     def close(self, grace: float = 0.0) -> None:

@@ -177,8 +177,8 @@ class Scheduler:
         return least_chunk(self._prompt_rate * STALL, self._step)
 
     def _capture(self, jobs: list[Job]) -> None:
-        """Hidden states are kept while a request drafts."""
-        if self._engine.has_head:
+        """The drafter is on while a request drafts."""
+        if self._engine.drafter:
             self._engine.set_capture(any(job.params.n_max != 0 for job in jobs))
 
     def _top_row(self, job: Job, row: int, token: int) -> TopRow:

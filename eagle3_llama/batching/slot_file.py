@@ -22,6 +22,7 @@ import numpy as np
 from ..common import model_reader
 from ..errors import EagleError, ErrorKind
 from ..llama import cache_settings
+from ..runtime.session import MODEL
 from ..runtime.text_memory import END
 from .slot_state import SlotState
 
@@ -40,13 +41,14 @@ def identity(base: BatchModel, name: str) -> dict[str, Any]:
     """
     s = base.settings
     head = base.engine.head.info() if base.engine.has_head else None
+    file = s.eagle if base.engine.drafter != MODEL else None  # of a small model a slot has nothing
     return {
         "model": name,
         "content": model_reader.fingerprint(s.model),
         "n_vocab": base.n_vocab(),
         "n_embd": base.n_embd(),
         "head": head,
-        "head_content": model_reader.fingerprint(s.eagle) if s.eagle else None,
+        "head_content": model_reader.fingerprint(file) if file else None,
         "types": [base.context_params.type_k, base.context_params.type_v],
         "flash_attn": s.flash_attn,
         "n_parallel": s.n_parallel,

@@ -111,7 +111,7 @@ def _measure(target: BenchTarget, report: dict[str, Any]) -> None:
     drafting = target.drafting()
     if drafting:
         llms = [target.llm(mode) for mode in drafting]
-        llm = next((m for m in llms if m.engine.has_head), llms[0])
+        llm = next((m for m in llms if m.engine.drafter), llms[0])
         report["cost_curve"][target.format] = cost_curve(llm.engine.planner.costs)
         report["capture_cost"][target.format] = round(capture_cost(llm), 4)
 

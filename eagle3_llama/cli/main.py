@@ -136,7 +136,7 @@ def bench(
     targets, heads = model_names.several(model, eagle or ())
     small = model_names.model(draft_model) if draft_model is not None else None
     for target in (*targets, *([small] if small else ())):
-        check_models(target, *(heads if target in targets else ()))
+        check_models(target, *(heads if target in targets else ()), or_model=True)
     split = lambda text: [x.strip() for x in text.split(",") if x.strip()]
     params = EagleParams(n_max, n_min, p_min, tree, text)
     names = default_modes(heads) if modes is None else split(modes)

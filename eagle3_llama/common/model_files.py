@@ -17,12 +17,17 @@ _ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+|(/\w[\w.-]*)+)?")  # OWN
 Name = str | os.PathLike[str]
 
 
-def check_models(target: Name, *heads: Name | None, whole: bool = True) -> None:
+def is_head(path: Name) -> bool:
+    """True if the GGUF file is an EAGLE head. Raises EagleError BAD_FILE or TRUNCATED for what is no GGUF."""
+    return _architecture(Path(path)) in HEADS
+
+
+def check_models(target: Name, *heads: Name | None, whole: bool = True, or_model: bool = False) -> None:
     """Checks a target and its heads (None: no head). Reads the beginning of each file.
 
-    whole: the target's weights are needed. Raises TargetError if the target is at fault, else EagleError:
-    BAD_FILE (missing, a folder, no GGUF, no model), TRUNCATED, BAD_VALUE, HEAD_MISMATCH (a head in the
-    target's place, no head in a head's place).
+    whole: the target's weights are needed. or_model: a small model may stand in a head's place. Raises
+    TargetError if the target is at fault, else EagleError: BAD_FILE (missing, a folder, no GGUF, no model),
+    TRUNCATED, BAD_VALUE, HEAD_MISMATCH (a head in the target's place, no head in a head's place).
     """
     given = [Path(head) for head in heads if head is not None]
     try:
@@ -47,6 +52,9 @@ def check_models(target: Name, *heads: Name | None, whole: bool = True) -> None:
     for head, found in zip(given, kinds):
         if found not in HEADS:
             other = _another_kind(head, whole=True)
+            if or_model and other is None:
+                _check_smaller(Path(target), head)
+                continue
             what = other[0] if other else f"a model (its general.architecture is {found!r:.40})"
             raise EagleError(
                 ErrorKind.HEAD_MISMATCH,
@@ -54,6 +62,15 @@ def check_models(target: Name, *heads: Name | None, whole: bool = True) -> None:
                 "the GGUF of a head for this target; eagle3-llama convert makes one of a checkpoint",
             )
         _check_size(Path(target), kind, head, found)
+
+
+def _check_smaller(target: Path, small: Path) -> None:
+    """Raises EagleError HEAD_MISMATCH if the target itself is to draft for it."""
+    if target.exists() and small.samefile(target):
+        raise EagleError(
+            ErrorKind.HEAD_MISMATCH,
+            f"{small} is the target itself: give a head, or a smaller model of its family, or nothing",
+        )
 
 
 def _check_size(target: Path, kind: str, head: Path, head_kind: str) -> None:

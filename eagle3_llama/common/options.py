@@ -42,8 +42,10 @@ Model = Annotated[
 Eagle = Annotated[
     Path | None,
     option(
-        "EAGLE head of the model: a GGUF file, hf:OWNER/REPO, or auto, which looks for one;"
-        " default: drafts from the text alone"
+        "EAGLE head of the model, or a small model that drafts: a GGUF file, hf:OWNER/REPO, or auto, which"
+        " looks for a head; default: drafts from the text alone",
+        "--eagle",
+        "--draft-model",
     ),
 ]
 NMax = Annotated[

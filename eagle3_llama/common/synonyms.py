@@ -34,7 +34,7 @@ TAKEN = {  # their name -> ours, where the meaning and the values are the same
     "--model-draft": "--draft-model",
 }
 _HUB = "write --model hf:OWNER/REPO, or hf:OWNER/REPO:FORMAT"
-_HEAD = "write --eagle HEAD for a head; a small model that drafts is for `bench --draft-model`"
+_HEAD = "write --eagle FILE for a head, and --draft-model FILE for a small model that drafts"
 _ALWAYS = "it is always on here: leave it out"
 ANSWERED = {  # their name -> what to write, where an option of ours does something similar
     "-hf": _HUB,

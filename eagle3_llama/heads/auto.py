@@ -56,11 +56,16 @@ class PublishedHead:
 def find_head(name: str, target: str) -> str | None:
     """The GGUF of a head for the target: of an hf: name, or of `auto`, which finds None if there is none.
 
-    For an hf: name it raises EagleError as fetch_head() and fit() do.
+    An hf: name may also be that of a small model that drafts. For an hf: name it raises EagleError as
+    fetch_head() and fit() do.
     """
     if name == AUTO:
         return choose_head(Path(target))
-    return str(fit(fetch_head(HubName.parse(name)), Path(target)))
+    found = fetch_head(HubName.parse(name))
+    [*ggufs] = (path for path in found.files.values() if path.suffix == ".gguf")
+    if ggufs and not _is_head(ggufs[0]):
+        return str(ggufs[0])
+    return str(fit(found, Path(target)))
 
 
 def choose_head(target: Path) -> str | None:

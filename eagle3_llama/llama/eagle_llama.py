@@ -41,6 +41,8 @@ class EagleLlama(named.NamedLlama, model_costs.MeasuredLlama, GeneratingLlama):
 
     eagle: a head (GGUF) that was trained for this model; with None, drafts come from the text alone; with
     "auto", one is looked for. (eagle_path and head are other names for it.) Model and head may be hf: names.
+    draft_model: a small model (GGUF) of the same vocabulary that drafts in a head's place. An object or a
+    function, as Llama takes it, drafts by itself, and llama-cpp-python decodes.
     flash_attn: False as in Llama, because it changes the text where two tokens are nearly equally likely.
     None, as in the commands, the server and Batcher: on if the backend supports it. Trees need it.
     extract_layers: the target layers whose inputs the head reads, if its file names the wrong ones.
@@ -84,7 +86,7 @@ class EagleLlama(named.NamedLlama, model_costs.MeasuredLlama, GeneratingLlama):
         self._owner = Ownership()
         self._stack = contextlib.ExitStack()
         self.calls = Calls(self._closed_error)
-        eagle_path = keywords.one_of({"eagle": eagle, **{n: kwargs.pop(n, None) for n in keywords.ALIASES}})
+        eagle_path = named.drafter(eagle, kwargs)
         ignored = sorted(kwargs.keys() - guards.LLAMA_NAMES)
         keywords.check_ignored(ignored, guards.LLAMA_NAMES, guards.CALL_NAMES)
         self._params = EagleParams(n_max, n_min, p_min, tree, text)
@@ -167,9 +169,8 @@ class EagleLlama(named.NamedLlama, model_costs.MeasuredLlama, GeneratingLlama):
         if self._eagle_path is None:
             params.check_no_head(NO_HEAD)
         if self._engine is not None:
-            if self._engine.has_head and params.fixed_tree and not self._engine.can_tree:
-                raise guards.no_trees(self._engine.tree_refusal)
-            if self._engine.has_head and params.n_max != 0 and self._engine.planner.costs is None:
+            guards.check_trees(self._engine, params)
+            if self._engine.drafter and params.n_max != 0 and self._engine.planner.costs is None:
                 self._measure()
             elif params.from_text and self._engine.drafts_from_text and self._engine.planner.costs is None:
                 model_costs.read(self)

@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 from ..common.model_reader import read_model
 from ..errors import EagleError, ErrorKind, TargetError
 from ..runtime.binding import Llama
+from ..runtime.engine import Engine
+from ..runtime.params import EagleParams
 from .adapters import check_adapter
 from .model_costs import on_device
 
@@ -37,10 +39,18 @@ _ON_DEVICE = {  # the same, where layers are asked to be on a device
 }
 
 
-def no_trees(why: str) -> EagleError:
-    """The error of asking for a tree where the target cannot check one. why: Session.tree_refusal."""
-    mend = "load the model with flash_attn=True, or leave tree out" if "flash" in why else "leave tree out"
-    return EagleError(ErrorKind.UNSUPPORTED, f"this target cannot check a tree, as {why}: {mend}")
+def check_trees(engine: Engine, params: EagleParams) -> None:
+    """Raises EagleError UNSUPPORTED if params ask for a tree that cannot be drafted, or not be checked."""
+    if not params.fixed_tree or engine.drafter is None:
+        return
+    if not engine.has_head:
+        raise EagleError(
+            ErrorKind.UNSUPPORTED, "a draft model drafts chains, not trees of a given shape: leave tree out"
+        )
+    if not engine.can_tree:
+        why = engine.tree_refusal
+        mend = "load the model with flash_attn=True, or leave" if "flash" in why else "leave"
+        raise EagleError(ErrorKind.UNSUPPORTED, f"this target cannot check a tree, as {why}: {mend} tree out")
 
 
 class Closed:
@@ -106,7 +116,7 @@ def type_error(path: str) -> TargetError | None:
 
 
 def check_files(given: dict[str, Any]) -> None:
-    """Raises EagleError for a draft model that is a path, and for a file that is no LoRA adapter.
+    """Raises EagleError for a draft model that cannot be called, and for a file that is no LoRA adapter.
 
     Llama would fail at the first draft, and decode without the adapter. given: Llama's keywords, in which the
     adapter's path becomes absolute.
@@ -118,7 +128,7 @@ def check_files(given: dict[str, Any]) -> None:
     if draft_model is not None and not callable(draft_model):
         raise EagleError(
             ErrorKind.BAD_ARGUMENT,
-            f"draft_model is {draft_model!r:.80}, expected a LlamaDraftModel: for a head use eagle=",
+            f"draft_model is {draft_model!r:.80}, expected the path of a small model, or a LlamaDraftModel",
         )
 
 

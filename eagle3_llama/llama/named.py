@@ -10,8 +10,8 @@ from typing import Any
 
 from ..common import keywords, model_names
 from ..common.hub import PREFIX, Repository, cached_in, only
-from ..common.model_files import check_models
-from ..errors import EagleError, TargetError
+from ..common.model_files import check_models, is_head
+from ..errors import EagleError, ErrorKind, TargetError
 from ..runtime.params import EagleParams
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(/[^/]+\.(gguf|safetensors|bin))?")
@@ -66,6 +66,25 @@ def _with_prefix(eagle: Any) -> Any:
     return eagle
 
 
+def drafter(eagle: Any, given: dict[str, Any]) -> str | None:
+    """The drafter's name: the head's or a small model's. Its other keywords are taken out of those given.
+
+    Raises EagleError BAD_ARGUMENT for both, HEAD_MISMATCH for a head in a small model's place.
+    """
+    head: str | None = keywords.one_of(
+        {"eagle": eagle, **{name: given.pop(name, None) for name in keywords.ALIASES}}
+    )
+    own = given.get("draft_model")
+    if not isinstance(own, (str, os.PathLike)):
+        return head
+    if head is not None:
+        raise EagleError(ErrorKind.BAD_ARGUMENT, "give eagle or draft_model, not both")
+    path = model_names.model(given.pop("draft_model"))
+    if is_head(path):
+        raise EagleError(ErrorKind.HEAD_MISMATCH, f"draft_model: {path} is a head: give it as eagle=")
+    return path
+
+
 def find(
     model: Any, eagle: str | None, params: EagleParams, layers: Any, whole: bool = True
 ) -> tuple[str, str | None, EagleParams, Any]:
@@ -76,7 +95,7 @@ def find(
     """
     path = model_names.model(model)
     head = model_names.head(eagle, path)
-    check_models(path, head, whole=whole)
+    check_models(path, head, whole=whole, or_model=True)
     path, head = os.path.abspath(path), os.path.abspath(head) if head is not None else None
     if head is None and eagle is not None:
         return path, None, EagleParams(text=params.text), None

@@ -1,7 +1,8 @@
-"""Opens the engine of a loaded model, with its head where that can draft for it."""
+"""Opens the engine of a loaded model, with its drafter where that can draft for it."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -14,15 +15,18 @@ from ..runtime.engine import Engine
 def open_engine(
     llm: Llama, eagle_path: str | None, n_slots: int, extract_layers: Sequence[int] | None, auto: bool
 ) -> Engine:
-    """The engine over a model's context. Where its head cannot draft, it warns, and drafts from text alone.
+    """The engine over a model's context. Where its drafter cannot draft, it warns: text alone drafts.
 
-    auto: nobody named the head. Raises EagleError HEAD_MISMATCH if the head belongs to another target.
+    eagle_path: the drafter's file, a head or a small model. auto: nobody named it. Raises EagleError
+    HEAD_MISMATCH if it belongs to another target.
     """
     ctx = address(llm._ctx.ctx)
     model = address(llm._model.model)
     try:
-        engine = Engine(ctx, model, eagle_path, n_slots, extract_layers)
-        if eagle_path is not None and (message := tokenizers.warning(llm.model_path, eagle_path)):
+        engine = Engine(ctx, model, eagle_path, n_slots, extract_layers, llm.model_params.n_gpu_layers)
+        if engine.drafter_note and llm.verbose:
+            print(f"EagleLlama: {eagle_path}: {engine.drafter_note}", file=sys.stderr)
+        if eagle_path and engine.has_head and (message := tokenizers.warning(llm.model_path, eagle_path)):
             _warn(message)
         return engine
     except EagleError as e:

@@ -120,7 +120,7 @@ class Drafting:
         """True if there is something to draft with these parameters, and known what it costs."""
         if p.n_max == 0 or (p.planned and self._planner.costs is None):
             return False
-        return self._session.has_head or (p.from_text and self._session.drafts_from_text)
+        return self._session.drafter is not None or (p.from_text and self._session.drafts_from_text)
 
     def measure_for(self, asks: Sequence[Ask], b: Buffers) -> None:
         """Measures what rows cost before the first round with a match, or forced tokens, worth it."""

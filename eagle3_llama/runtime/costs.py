@@ -83,7 +83,7 @@ class Times:
                 took["output", m] = [engine.measure_output(m)]
             if i == 0:
                 took["back", 1] = [engine.measure_back(slot)]
-            if engine.has_head and i == 0:
+            if engine.drafter and i == 0:
                 took["first", 1] = [engine.measure_head(1, slot) for _ in range(settling + 1)][-1:]
                 # on a device a draft is one graph: a step of it is less than a pass, which is waited for
                 step = engine.measure_step if settling else engine.measure_head

@@ -38,11 +38,12 @@ class Engine(Session):
         self,
         ctx: int,
         model: int,
-        head_path: str | None = None,
+        drafter_path: str | None = None,
         n_slots: int = 1,
         extract_layers: Sequence[int] | None = None,
+        n_gpu_layers: int = -1,
     ) -> None:
-        super().__init__(ctx, model, head_path, n_slots, extract_layers)
+        super().__init__(ctx, model, drafter_path, n_slots, extract_layers, n_gpu_layers)
         self.planner = Planner(self)
         self.drafting = Drafting(self, self.planner)
         self.head = HeadAlone(self)

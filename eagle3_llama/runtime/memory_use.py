@@ -8,7 +8,7 @@ import sys
 
 @dataclasses.dataclass(frozen=True)
 class MemoryUse:
-    """Bytes that a context and its head take at a moment, on the host and on devices together.
+    """Bytes that a context and its drafter take at a moment, on the host and on devices together.
 
     The first three are what plain decoding takes, too, but for the graphs that are kept for drafts:
     target_compute grows with their number, to a bound that is a part of all three. It also grows when a batch
@@ -18,16 +18,20 @@ class MemoryUse:
     target_weights: int
     target_cache: int  # for the text in all slots
     target_compute: int
-    head_weights: int = 0
+    head_weights: int = 0  # of the head, or of a small model in its place: see drafter
     head_cache: int = 0
     head_compute: int = 0  # one buffer for all passes, and the graphs that are kept
     prompt_cache: int = 0  # texts that the slots of a Batcher gave up
+    drafter: str = "head"
 
     def __str__(self) -> str:
-        mb = {f.name: f"{getattr(self, f.name) / 1e6:.1f} MB" for f in dataclasses.fields(self)}
+        sizes = [f.name for f in dataclasses.fields(self) if f.name != "drafter"]
+        mb = {name: f"{getattr(self, name) / 1e6:.1f} MB" for name in sizes}
         parts = [f"target {mb['target_weights']}, cache {mb['target_cache']}, compute {mb['target_compute']}"]
         if self.head_weights:
-            parts.append(f"head {mb['head_weights']}, cache {mb['head_cache']}, compute {mb['head_compute']}")
+            name = "draft model" if self.drafter == "model" else self.drafter
+            own = (mb[f"head_{part}"] for part in ("weights", "cache", "compute"))
+            parts.append("{} {}, cache {}, compute {}".format(name, *own))
         if self.prompt_cache:
             parts.append(f"prompt cache {mb['prompt_cache']}")
         return "; ".join(parts)

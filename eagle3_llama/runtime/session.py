@@ -6,54 +6,64 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..common.model_files import is_head
 from .library import checked, load
 from .memory_use import MemoryUse
 from .params import EagleParams
 from .text_memory import TextMemory
 
 TEXT_MAGIC = b"E3TEXT"  # a state of any version that begins so has the text alone (text_source.cpp)
+HEAD, MODEL = "head", "model"  # drafters that take passes, by the names of their sources
 # in the environment, 1: rounds use the context's numbers of threads, also where fewer would be faster
 FIXED_THREADS = "EAGLE3_LLAMA_FIXED_THREADS"
 
 
 class Session:
-    """A target context, optionally with a head.
+    """A target context, optionally with a drafter: a head, or a small model.
 
     ctx and model are addresses of a llama_context and its llama_model; both must outlive the session, which
-    therefore closes first. Without head_path drafts come from the text alone. extract_layers: target layers
-    whose inputs the head reads, if not those that its file names.
+    therefore closes first. drafter_path: the drafter's file; without it drafts come from the text alone.
+    extract_layers: target layers whose inputs a head reads, if not those that its file names.
+    n_gpu_layers: of a small model.
     """
 
     def __init__(
         self,
         ctx: int,
         model: int,
-        head_path: str | None = None,
+        drafter_path: str | None = None,
         n_slots: int = 1,
         extract_layers: Sequence[int] | None = None,
+        n_gpu_layers: int = -1,
     ) -> None:
         self.ffi, self.lib = load()
-        self.head_handle = self.ffi.NULL
+        self.head_handle = self.drafter_handle = self.ffi.NULL
         self.handle = self.ffi.NULL
-        self.has_head = False
+        self.drafter: str | None = None  # what takes passes: HEAD or MODEL
+        self.drafter_note = ""  # how a small model's vocabulary differs from the target's
         self.can_tree = False
         self.tree_refusal = ""  # why the target cannot check a tree
         self.has_state = False  # whether state() has something to save: the head's state, or the text
         self.drafts_from_text = False  # may be set to False where the target must not take back rows
-        if head_path is not None:
+        of_head = drafter_path is not None and is_head(drafter_path)
+        if of_head:
             out = self.ffi.new("eagle3_head **")
-            checked(self.lib.eagle3_head_open(str(head_path).encode(), self.ffi.cast("void *", model), out))
+            checked(
+                self.lib.eagle3_head_open(str(drafter_path).encode(), self.ffi.cast("void *", model), out)
+            )
             self.head_handle = out[0]
-            self.has_head = True
+            self.drafter = HEAD
         out = self.ffi.new("eagle3_session **")
         try:
-            if head_path is not None and extract_layers is not None:
+            if of_head and extract_layers is not None:
                 layers = self.ffi.new("int32_t[]", list(extract_layers))
                 checked(self.lib.eagle3_head_set_layers(self.head_handle, layers, len(layers)))
             checked(
                 self.lib.eagle3_session_open(self.ffi.cast("void *", ctx), self.head_handle, n_slots, out)
             )
             self.handle = out[0]
+            if drafter_path is not None and not of_head:
+                self._use_model(drafter_path, ctx, n_slots, n_gpu_layers)
             if os.environ.get(FIXED_THREADS, "0") not in ("", "0"):
                 checked(self.lib.eagle3_threads_choose(self.handle, 0))
             self.can_tree = bool(checked(self.lib.eagle3_can_tree(self.handle)))
@@ -65,6 +75,20 @@ class Session:
             self.close()
             raise
 
+    def _use_model(self, path: str, ctx: int, n_slots: int, n_gpu_layers: int) -> None:
+        out = self.ffi.new("eagle3_drafter **")
+        target = self.ffi.cast("void *", ctx)
+        checked(self.lib.eagle3_drafter_open(str(path).encode(), target, n_slots, n_gpu_layers, out))
+        self.drafter_handle = out[0]
+        checked(self.lib.eagle3_session_use(self.handle, self.drafter_handle))
+        self.drafter = MODEL
+        self.drafter_note = self.ffi.string(self.lib.eagle3_drafter_about(self.drafter_handle)).decode()
+
+    @property
+    def has_head(self) -> bool:
+        """True if the drafter is a head."""
+        return self.drafter == HEAD
+
     def source_names(self) -> list[str]:
         """The session's names of its sources of drafts; a draft token's bit i is for the i-th of them."""
         names: list[str] = []
@@ -73,14 +97,17 @@ class Session:
         return names
 
     def close(self) -> None:
-        """Frees session and head; may be called twice."""
+        """Frees session and drafter; may be called twice."""
         if self.handle != self.ffi.NULL:
             self.lib.eagle3_session_close(self.handle)
             self.handle = self.ffi.NULL
         if self.head_handle != self.ffi.NULL:
             self.lib.eagle3_head_close(self.head_handle)
             self.head_handle = self.ffi.NULL
-            self.has_head = False
+        if self.drafter_handle != self.ffi.NULL:
+            self.lib.eagle3_drafter_close(self.drafter_handle)
+            self.drafter_handle = self.ffi.NULL
+        self.drafter = None
 
     def release_threads(self) -> None:
         """Ends this thread's worker threads: call it if the thread will not compute for a while.
@@ -98,7 +125,8 @@ class Session:
         out = self.ffi.new("struct eagle3_memory *")
         checked(self.lib.eagle3_memory_get(self.handle, out))
         return MemoryUse(
-            **{name: getattr(out, name) for name, _ in self.ffi.typeof("struct eagle3_memory").fields}
+            **{name: getattr(out, name) for name, _ in self.ffi.typeof("struct eagle3_memory").fields},
+            drafter=self.drafter or HEAD,
         )
 
     # -- positions and states of a slot -------------------------------------------------------------------
@@ -137,7 +165,7 @@ class Session:
         checked(self.lib.eagle3_state_reset(self.handle, slot, n_past))
 
     def set_capture(self, on: bool) -> None:
-        """Off: decoding costs what it costs without a head, and drafts are empty."""
+        """Off: decoding costs what it costs without a drafter, which then drafts nothing."""
         checked(self.lib.eagle3_session_set_capture(self.handle, int(on)))
 
     def use_memory(self, memory: TextMemory | None, slot: int = 0) -> None:
@@ -184,7 +212,7 @@ class Session:
         return self._seconds(lambda out: self.lib.eagle3_measure_output(self.handle, n, out))
 
     def measure_head(self, n: int, slot: int = 0) -> float:
-        """Seconds of a pass of the head for n rows."""
+        """Seconds of a pass of the drafter for n rows."""
         return self._seconds(lambda out: self.lib.eagle3_measure_head(self.handle, slot, n, out))
 
     def measure_step(self, n: int, slot: int = 0) -> float:

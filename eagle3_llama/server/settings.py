@@ -120,7 +120,7 @@ class ServerSettings(ModelSettings):
         object.__setattr__(self, "model", model_names.model(self.model))
         if self.eagle != model_names.AUTO:  # which Batcher looks for
             object.__setattr__(self, "eagle", model_names.head(self.eagle, self.model))
-        check_models(self.model, None if self.eagle == model_names.AUTO else self.eagle)
+        check_models(self.model, None if self.eagle == model_names.AUTO else self.eagle, or_model=True)
         if self.embeddings not in (None, TARGET):
             object.__setattr__(self, "embeddings", model_names.model(self.embeddings))
             check_models(self.embeddings)

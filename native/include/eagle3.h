@@ -81,7 +81,7 @@
 //     }
 #pragma once
 #include <stdint.h>
-#define EAGLE3_ABI_VERSION 17
+#define EAGLE3_ABI_VERSION 18
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -100,6 +100,7 @@ enum {
 };
 
 typedef struct eagle3_head eagle3_head;        // a head's weights, on the device of the target's output
+typedef struct eagle3_drafter eagle3_drafter;  // a model that drafts for another, and its context
 typedef struct eagle3_session eagle3_session;  // a target context, a head, and the state of the slots
 typedef struct eagle3_text_memory eagle3_text_memory;  // texts of earlier requests
 
@@ -167,12 +168,27 @@ struct eagle3_head_info {
 int32_t eagle3_head_get_info(const eagle3_head * head, struct eagle3_head_info * out);
 int32_t eagle3_head_d2t(const eagle3_head * head, int32_t * out);  // out[n_vocab_draft]: their target ids
 
+// -- draft model ------------------------------------------------------------------------------------------
+// Loads a small model (GGUF) that drafts for the target of ctx, which must outlive it. Its own context has
+// n_slots sequences, each with the target's room, and keys and values in F16. n_gpu_layers: as in llama.cpp.
+// path: on Windows in UTF-8. *out is the caller's to close. E_FORMAT; E_MISMATCH for another vocabulary:
+// texts of tokens are compared, but not those of control tokens; E_MEMORY; E_UNSUPPORTED for a model that
+// does not write a text from left to right.
+int32_t eagle3_drafter_open(const char * path, struct llama_context * ctx, int32_t n_slots,
+    int32_t n_gpu_layers, eagle3_drafter ** out);
+void eagle3_drafter_close(eagle3_drafter * d);  // NULL is allowed; close its session first
+// Returns what of its vocabulary differs and does not matter, for a message. It lives as long as d.
+const char * eagle3_drafter_about(const eagle3_drafter * d);
+
 // -- session ----------------------------------------------------------------------------------------------
 // Binds ctx and head, both of which must outlive the session, and turns capture on. 1 <= n_slots <= the
 // context's n_seq_max. With head = NULL, drafts are the text's and the caller's. *out is the caller's to
 // close. E_UNSUPPORTED if the target cannot be drafted for.
 int32_t eagle3_session_open(
     struct llama_context * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out);
+// Drafts with this model, in place of a head: before the first prompt, one drafter for one session, whose
+// context is the one that it was opened for, with as many slots. E_ARGUMENT; E_UNSUPPORTED as above.
+int32_t eagle3_session_use(eagle3_session * s, eagle3_drafter * d);
 void eagle3_session_close(eagle3_session * s);  // drops a round under way, turns capture off; NULL is allowed
 
 // Turns capture off (0) or on for all slots, from the next decode on: a round under way ends as it was

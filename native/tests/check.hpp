@@ -70,7 +70,10 @@ class plain_decodes {
             at = 0;
         }
         n_prompt_ = n_prompt;
-        CHECK(llama_memory_seq_rm(llama_get_memory(ctx_), 0, (llama_pos) at, -1));
+        if (!llama_memory_seq_rm(llama_get_memory(ctx_), 0, (llama_pos) at, -1)) {  // a state cannot go back
+            llama_memory_clear(llama_get_memory(ctx_), false);
+            at = 0;
+        }
         while (at < text.size()) {
             const int n = at < (size_t) n_prompt ? std::min(64, n_prompt - (int) at) : 1;
             CHECK(llama_decode(ctx_, llama_batch_get_one(const_cast<int32_t *>(&text[at]), n)) == 0);

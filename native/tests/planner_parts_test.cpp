@@ -135,7 +135,7 @@ void check_back(costs c) {
 // Tokens of a source that are wrong at one estimate say something of its other estimates. Those that are
 // right do not raise any.
 void check_estimates() {
-    for (const int source : {HEAD, TEXT}) {
+    for (const int source : {PASSES, TEXT}) {
         planner wrong, right;
         float trust = 1.0f;
         for (int i = 0; i < 12; ++i) {

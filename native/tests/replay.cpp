@@ -139,7 +139,7 @@ class replay {
         int rank                          = 0;
         for (int i = 0; i < (int) tree.size() && (parent < 0 || from >= 0) && rank < 4; ++i) {
             if (tree[i].parent == from) {
-                const int node = g.offer(HEAD, 0, parent, tree[i].token, tree[i].q, rank++);
+                const int node = g.offer(PASSES, 0, parent, tree[i].token, tree[i].q, rank++);
                 place_.resize(g.nodes.size(), -1);
                 place_[node] = i;
                 g.level.push_back(node);
@@ -147,7 +147,7 @@ class replay {
         }
         place_.resize(g.nodes.size(), -1);
         for (int i = parent + 1; i < (int) g.nodes.size(); ++i) {
-            if (g.nodes[i].parent == parent && g.nodes[i].evidence[HEAD] == NOT_OFFERED) {
+            if (g.nodes[i].parent == parent && g.nodes[i].evidence[PASSES] == NOT_OFFERED) {
                 g.level.push_back(i);
             }
         }
@@ -201,7 +201,7 @@ class replay {
             r.offered         = !g.nodes.empty();
             const bool head   = uses_head_ && now == planner::turn::draft && !text_->trees.empty();
             const float first = plan_.pass_seconds(std::min(n_pending_, 16), true);
-            if (head && (g.nodes.empty() || head_pays(g, {0}, first, r.base))) {
+            if (head && (g.nodes.empty() || passes_pay(g, {0}, first, r.base))) {
                 run_head(g, r);
             }
             chosen = choose(g, r, s);

@@ -154,7 +154,7 @@ void check_draft(const eagle3::slot_state & slot, int width) {
         }
         CHECK(siblings <= width && slot.draft.parents[i] < (int) i);
         const eagle3::evidence_list & evidence = slot.draft.evidence[i];
-        CHECK(evidence[eagle3::HEAD] >= 0.0f || evidence[SCRIPT] >= 0.0f);
+        CHECK(evidence[eagle3::PASSES] >= 0.0f || evidence[SCRIPT] >= 0.0f);
     }
 }
 

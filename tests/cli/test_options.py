@@ -90,7 +90,7 @@ def test_names_of_other_programs(theirs):
     [
         (["serve", "x", "-hf", "a/b"], "there is no -hf here: write --model hf:OWNER/REPO"),
         (["serve", "x", "--ctx_size", "9"], "there is no --ctx-size here: write --n-ctx, the context of one"),
-        (["generate", "x", "-p", "y", "-md", "z"], "there is no -md here: write --eagle HEAD"),
+        (["train", "x", "--out", "y", "-md", "z"], "there is no -md here: write --eagle FILE"),
         (["chat", "x", "-fa", "on"], "write --flash-attn or --no-flash-attn"),
         (["serve", "x", "y.gguf"], "'y.gguf' is one argument too many"),
         (["serve", "-m", "x", "y.gguf"], "'y.gguf' is one argument too many"),

@@ -190,12 +190,12 @@ def test_heads_in_the_wrong_place(files, tmp_path):
     for given, said in (
         ((head, target), "exchange the two"),
         ((head, head), "is a head itself"),
-        ((target, target), "is not an EAGLE head, but a model"),
+        ((target, target), "is not an EAGLE head, but a model|is the target itself"),
     ):
         for way, call in ways(*given, tmp_path).items():
             with pytest.raises(EagleError) as error:
                 call()
-            assert error.value.kind is ErrorKind.HEAD_MISMATCH and said in str(error.value), way
+            assert error.value.kind is ErrorKind.HEAD_MISMATCH and re.search(said, str(error.value)), way
     for call in (
         lambda: check_models(head),
         lambda: EagleLlama(head, **CTX),
@@ -273,11 +273,6 @@ def test_a_long_prompt_is_both_errors(files):
             with pytest.raises(error, match=r"exceed context window of 256: shorten the prompt") as found:
                 llm([1] * 300)
             assert found.value.kind is ErrorKind.BAD_ARGUMENT
-
-
-def test_a_path_as_draft_model(files):
-    with pytest.raises(EagleError, match="for a head use eagle="):
-        EagleLlama(files[0], draft_model=files[1], **CTX)
 
 
 def test_a_closed_model_says_so(files):

@@ -49,7 +49,7 @@ def test_a_load_measures_as_on_a_device(device, files, monkeypatch, tmp_path):
 class SteppedDevice:
     """Says how long calls take, on a clock of its own; costs rise a little between steps."""
 
-    has_head = True
+    drafter = "head"
 
     def __init__(self):
         self.now, self.n, self.seen = 0.0, 0, collections.Counter()

@@ -60,12 +60,12 @@ def cycle(shape, seed=0):
     return Cycle(ids, following)
 
 
-def _llama(path, shape, seed):
-    """The tensors of a llama whose metadata, tokenizer and last norm are there."""
+def _llama(path, shape, seed, names=None):
+    """The tensors of a llama whose metadata, tokenizer and last norm are there. names: {id: another text}."""
     w = gguf.GGUFWriter(path, "llama")
     metadata(w, shape, shape.n_layer)
     w.add_rope_freq_base(BASE)
-    tokenizer(w, shape.n_vocab)
+    tokenizer(w, shape.n_vocab, names)
     tensors = Tensors(w, shape, seed)
     tensors.norm("output_norm.weight")
     return tensors

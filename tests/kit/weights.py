@@ -53,9 +53,11 @@ def metadata(w, shape, n_layer):
     w.add_rope_dimension_count(shape.d)
 
 
-def tokenizer(w, n_vocab):
+def tokenizer(w, n_vocab, names=None):
     tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)]
     tokens += [f"t{i}" for i in range(len(tokens), n_vocab)]
+    for i, name in (names or {}).items():
+        tokens[i] = name
     w.add_tokenizer_model("llama")
     w.add_token_list(tokens)
     w.add_token_scores([-float(i) for i in range(n_vocab)])

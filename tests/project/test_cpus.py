@@ -135,6 +135,7 @@ def test_windows_runs_all_native_tests_that_end_by_themselves():
         "pre_tokenizers_test",  # reads llama.cpp's source, on the machine that compiled it
         "amx_test",  # of a processor
         "widths_test",  # opens a device's library as Linux does
+        "draft_model_test",  # a pair of models that a test makes
         "recurrent_test",  # models that a compiled generator makes
         "heads_test",  # reads names of files
         "planner_states_test",  # a simulated clock

@@ -142,7 +142,7 @@ def test_costs_of_several_loads():
 class Machine:
     """An engine whose work takes what it says, by a clock of its own."""
 
-    has_head = True
+    drafter = "head"
 
     def __init__(self, row, more, cell, output, prompt):
         self.row, self.more, self.cell, self.output, self.prompt = row, more, cell, output, prompt

@@ -52,8 +52,8 @@ def _describe(batcher: Any) -> str:
     """The head, the slots and the threads, as they are and not as they were asked for."""
     count = lambda n, what: f"{n} {what}{'' if n == 1 else 's'}"
     head = "no head"
-    if batcher.engine.has_head:
-        head = f"head {os.path.basename(batcher.settings.eagle)}"
+    if kind := batcher.engine.drafter:
+        head = f"{'head' if kind == 'head' else 'draft model'} {os.path.basename(batcher.settings.eagle)}"
     slots = f"{count(batcher.n_parallel, 'slot')} of {batcher.n_ctx} tokens"
     return f"{head}, {slots}, {count(batcher.base.n_threads, 'thread')}"
 

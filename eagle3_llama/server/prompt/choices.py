@@ -50,7 +50,7 @@ class ChoiceMaker:
         self._library = ChatLibrary(seconds, setup, self._converted) if setup else None
         self._grammars = Sandbox(seconds, model=base.model_path, files=base.loaded_files.model)
         self.size = PromptSize(base, settings.n_ctx)
-        self._has_head, self._can_infill = base.engine.has_head, can_infill(base)
+        self._has_head, self._can_infill = base.engine.drafter is not None, can_infill(base)
         self._checked = SizedCache(GRAMMAR_CACHE)
         self._turns = ThreadTurns(Sandbox.CHILDREN, "with chat templates or grammars")
 

@@ -83,6 +83,27 @@ void eagle3_head_close(eagle3_head * head) {
     delete head;
 }
 
+int32_t eagle3_drafter_open(const char * path, struct llama_context * ctx, int32_t n_slots,
+    int32_t n_gpu_layers, eagle3_drafter ** out) {
+    return guard([&]() -> int32_t {
+        not_null(path, "path");
+        not_null(ctx, "ctx");
+        not_null(out, "out");
+        require(n_slots >= 1 && n_slots <= (int32_t) llama_n_seq_max(ctx), EAGLE3_E_ARGUMENT,
+            format("n_slots is %d, the context has %u sequences", n_slots, llama_n_seq_max(ctx)));
+        *out = new eagle3_drafter{std::make_unique<drafter_model>(path, ctx, n_slots, n_gpu_layers)};
+        return EAGLE3_OK;
+    });
+}
+
+void eagle3_drafter_close(eagle3_drafter * d) {
+    delete d;
+}
+
+const char * eagle3_drafter_about(const eagle3_drafter * d) {
+    return d ? d->impl->about().c_str() : "";
+}
+
 int32_t eagle3_head_set_layers(eagle3_head * head, const int32_t * layers, int32_t n) {
     return guard([&]() -> int32_t {
         not_null(head, "head");

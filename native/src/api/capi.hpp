@@ -2,6 +2,7 @@
 #pragma once
 
 #include "error.hpp"
+#include "model/drafter_model.hpp"
 #include "session/session.hpp"
 
 #include <memory>
@@ -10,6 +11,10 @@
 
 struct eagle3_head {
     std::unique_ptr<eagle3::head> impl;
+};
+
+struct eagle3_drafter {
+    std::unique_ptr<eagle3::drafter_model> impl;
 };
 
 struct eagle3_session {

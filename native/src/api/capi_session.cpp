@@ -30,6 +30,14 @@ int32_t eagle3_session_open(
     });
 }
 
+int32_t eagle3_session_use(eagle3_session * s, eagle3_drafter * d) {
+    return guard([&]() -> int32_t {
+        not_null(d, "drafter");
+        get(s).use(*d->impl);
+        return EAGLE3_OK;
+    });
+}
+
 void eagle3_session_close(eagle3_session * s) {
     delete s;
 }
@@ -218,7 +226,7 @@ int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * toke
         if (probs) {
             std::fill_n(probs, n, 0.0f);
             std::transform(d.evidence.begin(), d.evidence.end(), probs,
-                [](const evidence_list & e) { return std::max(e[HEAD], 0.0f); });
+                [](const evidence_list & e) { return std::max(e[PASSES], 0.0f); });
         }
         if (sources) {
             std::fill_n(sources, n, 0);

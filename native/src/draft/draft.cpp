@@ -61,9 +61,9 @@ void drafter::grow_drafts(std::vector<ask> asks) {
         return;
     }
     offer_for_free(g);
-    if (runs_head(g, now)) {
+    if (runs_passes(g, now)) {
         catch_up(g);
-        begin_head(g, now);
+        begin_passes(g, now);
         grow(g);
     }
     const std::vector<std::vector<int>> chosen = choose(g);
@@ -96,17 +96,17 @@ planner::turn drafter::turn_of(const std::vector<ask> & asks) {
 
 // Says whether the source drafts for this ask.
 bool drafter::drafts_for(const source & from, const ask & a) const {
-    if (from.takes_passes()) {
+    if (slots_.takes_passes(from)) {
         return from.ready(a.slot);
     }
     return a.kind == EAGLE3_PLANNED && from.ready(a.slot) && (&from != slots_.text() || a.text != 0);
 }
 
-// Lets the sources offer that take no pass of the head.
+// Lets the sources without cost offer.
 void drafter::offer_for_free(draft_tree & g) {
     for (const auto & from : slots_.sources()) {
         std::vector<int> open;
-        for (int a = 0; a < (int) g.asks.size() && !from->takes_passes(); ++a) {
+        for (int a = 0; a < (int) g.asks.size() && !slots_.takes_passes(*from); ++a) {
             if (drafts_for(*from, g.asks[a])) {
                 open.push_back(a);
             }
@@ -118,11 +118,11 @@ void drafter::offer_for_free(draft_tree & g) {
     spent_.offered = !g.nodes.empty();
 }
 
-// Returns the asks that the head drafts for in this round.
-std::vector<int> drafter::head_asks(const draft_tree & g, planner::turn now) const {
+// Returns the asks that the source of passes drafts for in this round.
+std::vector<int> drafter::pass_asks(const draft_tree & g, planner::turn now) const {
     std::vector<int> open;
-    for (int a = 0; a < (int) g.asks.size() && slots_.head(); ++a) {
-        if (drafts_for(*slots_.head(), g.asks[a]) &&
+    for (int a = 0; a < (int) g.asks.size() && slots_.passes(); ++a) {
+        if (drafts_for(*slots_.passes(), g.asks[a]) &&
             (g.asks[a].kind != EAGLE3_PLANNED || now == planner::turn::draft)) {
             open.push_back(a);
         }
@@ -130,36 +130,36 @@ std::vector<int> drafter::head_asks(const draft_tree & g, planner::turn now) con
     return open;
 }
 
-// Says whether the head drafts: it does where an ask is for the head alone, or nothing else was offered, or
-// its first pass is expected to pay beside what was.
-bool drafter::runs_head(const draft_tree & g, planner::turn now) {
-    const std::vector<int> open = head_asks(g, now);
+// Says whether passes are run: they are where an ask is for them alone, or nothing else was offered, or the
+// first one is expected to pay beside what was.
+bool drafter::runs_passes(const draft_tree & g, planner::turn now) {
+    const std::vector<int> open = pass_asks(g, now);
     const bool fixed =
         std::any_of(open.begin(), open.end(), [&](int a) { return g.asks[a].kind != EAGLE3_PLANNED; });
     if (open.empty() || fixed || g.nodes.empty()) {
         return !open.empty();
     }
-    return head_pays(g, open, first_pass_seconds(g, open), spent_.base);
+    return passes_pay(g, open, first_pass_seconds(g, open), spent_.base);
 }
 
-// Does the head's work that gathered while it drafted nothing, so that the first pass of all slots has at
-// most MAX_ROWS rows. Its time does not count as the draft's: the planner would take drafts for expensive.
+// Does the work that gathered while no pass was run, so that the first pass of all slots has at most MAX_ROWS
+// rows. Its time does not count as the draft's: the planner would take drafts for expensive.
 void drafter::catch_up(const draft_tree & g) {
     const int64_t start = ggml_time_us();
     const int most      = std::min(tree_limits::overdue, MAX_ROWS / std::max(g.n_asks, 1));
     for (const ask & a : g.asks) {
-        slots_.head()->catch_up(a.slot, most);
+        slots_.passes()->catch_up(a.slot, most);
     }
     spent_.start += ggml_time_us() - start;
 }
 
-// Runs the head's first pass, and lets the others offer behind its tokens.
-void drafter::begin_head(draft_tree & g, planner::turn now) {
-    const std::vector<int> open = head_asks(g, now);
+// Runs the first pass, and lets the others offer behind its tokens.
+void drafter::begin_passes(draft_tree & g, planner::turn now) {
+    const std::vector<int> open = pass_asks(g, now);
     spent_.passes_seconds += first_pass_seconds(g, open);
     spent_.steps = 1;
     g.level.clear();
-    slots_.head()->begin(g, open);
+    slots_.passes()->begin(g, open);
     follow(g);
 }
 
@@ -167,7 +167,7 @@ void drafter::follow(draft_tree & g) {
     for (const auto & from : slots_.sources()) {
         std::vector<int> nodes;
         for (const int v : g.level) {
-            if (!from->takes_passes() && g.nodes[v].evidence[from->id] == NOT_OFFERED &&
+            if (!slots_.takes_passes(*from) && g.nodes[v].evidence[from->id] == NOT_OFFERED &&
                 drafts_for(*from, g.asks[g.nodes[v].ask])) {
                 nodes.push_back(v);
             }
@@ -190,26 +190,26 @@ std::vector<int> drafter::fixed_frontier(const draft_tree & g) const {
                 [&](int v) { return has_children(a, g.nodes[v].choice); });
             continue;
         }
-        level.resize(std::min({(int) level.size(), a.width, slots_.head()->n_extensible(i)}));
+        level.resize(std::min({(int) level.size(), a.width, slots_.passes()->n_extensible(i)}));
         std::copy_if(level.begin(), level.end(), std::back_inserter(frontier),
             [&](int v) { return g.nodes[v].depth < a.depth && g.is_likely(g.nodes[v]); });
     }
     return frontier;
 }
 
-// The head extends what it offered, as long as that pays.
+// Extends what passes offered, as long as that pays.
 void drafter::grow(draft_tree & g) {
     while (true) {
         std::vector<int> frontier = fixed_frontier(g);
         const std::vector<int> planned =
-            planned_frontier(g, g.most_rows, [&](int a) { return slots_.head()->n_extensible(a); });
+            planned_frontier(g, g.most_rows, [&](int a) { return slots_.passes()->n_extensible(a); });
         frontier.insert(frontier.end(), planned.begin(), planned.end());
         if (frontier.empty()) {
             return;
         }
         g.level.clear();
         spent_.passes_seconds += planner_.pass_seconds(std::min((int) frontier.size(), MAX_ROWS), false);
-        slots_.head()->extend(g, frontier);
+        slots_.passes()->extend(g, frontier);
         follow(g);
         ++spent_.steps;
     }
@@ -227,9 +227,9 @@ void drafter::begin_asks(draft_tree & g, const std::vector<ask> & asks) {
         if (q.kind == EAGLE3_GIVEN) {
             g.n_given += std::min(q.n, room(q, g.n_asks));
         }
-        const ask a = grown(q, g.n_asks);
-        const bool offers =
-            a.kind == EAGLE3_PLANNED ? slots_.ready(a.slot) : slots_.head() && slots_.head()->ready(a.slot);
+        const ask a       = grown(q, g.n_asks);
+        const bool offers = a.kind == EAGLE3_PLANNED ? slots_.ready(a.slot)
+                                                     : slots_.passes() && slots_.passes()->ready(a.slot);
         if (grows(a) && a.n_max > 0 && offers) {
             g.asks.push_back(a);
             g.n_past.push_back(s.n_past);
@@ -238,13 +238,13 @@ void drafter::begin_asks(draft_tree & g, const std::vector<ask> & asks) {
     }
 }
 
-// Returns what the planner expects of the head's first pass, for these asks.
+// Returns what the planner expects of the first pass, for these asks.
 float drafter::first_pass_seconds(const draft_tree & g, const std::vector<int> & asks) const {
     int n = 0;
     const int most =
         std::min(tree_limits::overdue, MAX_ROWS / std::max(g.n_asks, 1));  // catch_up() does the others
     for (const int a : asks) {
-        n += std::min(slots_.head()->n_pending(g.asks[a].slot), most);
+        n += std::min(slots_.passes()->n_pending(g.asks[a].slot), most);
     }
     return planner_.pass_seconds(std::min(n, MAX_ROWS), true);
 }

@@ -38,10 +38,10 @@ class drafter {
     planner::turn turn_of(const std::vector<ask> & asks);
     bool drafts_for(const source & from, const ask & a) const;
     void offer_for_free(draft_tree & g);
-    std::vector<int> head_asks(const draft_tree & g, planner::turn now) const;
-    bool runs_head(const draft_tree & g, planner::turn now);
+    std::vector<int> pass_asks(const draft_tree & g, planner::turn now) const;
+    bool runs_passes(const draft_tree & g, planner::turn now);
     void catch_up(const draft_tree & g);
-    void begin_head(draft_tree & g, planner::turn now);
+    void begin_passes(draft_tree & g, planner::turn now);
     void follow(draft_tree & g);
     void begin_asks(draft_tree & g, const std::vector<ask> & asks);
     float first_pass_seconds(const draft_tree & g, const std::vector<int> & asks) const;

@@ -48,7 +48,7 @@ int draft_tree::offer(int source, int a, int parent, int32_t token, float eviden
     v.reach = (parent < 0 ? 1.0f : nodes[parent].reach) * v.prob;
     v.evidence.fill(NOT_OFFERED);
     v.evidence[source] = evidence;
-    mixed              = mixed || source != HEAD;
+    mixed              = mixed || source != PASSES;
     const auto same    = std::find_if(mixed ? nodes.begin() + (parent + 1) : nodes.end(), nodes.end(),
         [&](const node & o) { return o.ask == a && o.parent == parent && o.token == token; });
     const int at       = (int) (same - nodes.begin());
@@ -64,7 +64,7 @@ int draft_tree::offer(int source, int a, int parent, int32_t token, float eviden
     below_.resize(asks.size(), 0);
     unsigned & below = parent < 0 ? below_[a] : nodes[parent].below;
     below |= 1u << source;
-    if (((below >> HEAD) & 1) && ((below >> TEXT) & 1)) {
+    if (((below >> PASSES) & 1) && ((below >> TEXT) & 1)) {
         settle(a, parent);
     }
     return at;
@@ -72,6 +72,17 @@ int draft_tree::offer(int source, int a, int parent, int32_t token, float eviden
 
 // Returns the calibrated probability of one source, as if no other had offered anything, or 0 if it did not
 // offer the node.
+std::vector<int> draft_tree::children_of_others(int ask, int parent) const {
+    std::vector<int> children;
+    for (int i = parent + 1; mixed && i < (int) nodes.size(); ++i) {
+        const node & v = nodes[i];
+        if (v.ask == ask && v.parent == parent && v.evidence[PASSES] == NOT_OFFERED) {
+            children.push_back(i);
+        }
+    }
+    return children;
+}
+
 float draft_tree::accept(const node & v, int source) const {
     const float q = v.evidence[source];
     return q == NOT_OFFERED ? 0.0f : plan->accept(source, v.depth, q, (*trust[v.ask])[source]);
@@ -85,18 +96,18 @@ void draft_tree::settle(int ask, int parent) {
     for (int i = parent + 1; i < (int) nodes.size(); ++i) {
         if (nodes[i].ask == ask && nodes[i].parent == parent) {
             children.push_back(i);
-            const float h = accept(nodes[i], HEAD);
+            const float h = accept(nodes[i], PASSES);
             most_of_head  = std::max(most_of_head, nodes[i].evidence[TEXT] == NOT_OFFERED ? h : 0.0f);
             agreed += nodes[i].evidence[TEXT] == NOT_OFFERED ? 0.0f : h;
         }
     }
     for (const int i : children) {
         node & v      = nodes[i];
-        const float t = accept(v, TEXT), h = accept(v, HEAD);
+        const float t = accept(v, TEXT), h = accept(v, PASSES);
         if (v.evidence[TEXT] == NOT_OFFERED) {
             continue;
         }
-        const int from   = v.evidence[HEAD] == NOT_OFFERED ? DISPUTED : BOTH;
+        const int from   = v.evidence[PASSES] == NOT_OFFERED ? DISPUTED : BOTH;
         v.evidence[from] = from == BOTH ? agreement(h, t) : t * (1.0f - most_of_head);
         v.prob           = accept(v, from);
         of_text += v.prob;
@@ -104,8 +115,8 @@ void draft_tree::settle(int ask, int parent) {
     const float left =
         std::max(1.0f - of_text, 0.0f) / std::max(1.0f - agreed, (float) tree_limits::least_left);
     for (const int i : children) {
-        if (nodes[i].evidence[TEXT] == NOT_OFFERED && nodes[i].evidence[HEAD] != NOT_OFFERED) {
-            nodes[i].prob = std::min(accept(nodes[i], HEAD) * left, 1.0f);
+        if (nodes[i].evidence[TEXT] == NOT_OFFERED && nodes[i].evidence[PASSES] != NOT_OFFERED) {
+            nodes[i].prob = std::min(accept(nodes[i], PASSES) * left, 1.0f);
         }
         for (int other = OTHER; other < MAX_SOURCES; ++other) {
             nodes[i].prob = std::max(nodes[i].prob, accept(nodes[i], other));

@@ -52,6 +52,10 @@ struct draft_tree {
     // the token there before, that node gets the evidence of both.
     int offer(int source, int ask, int parent, int32_t token, float evidence, int rank);
 
+    // Returns the children of a node (-1: the ask's own token) that the source of passes did not offer: it
+    // can extend them too.
+    std::vector<int> children_of_others(int ask, int parent) const;
+
     // Returns the nodes for which want(node) holds, the likeliest first.
     template <typename F> std::vector<int> by_reach(F && want) const {
         std::vector<int> order;

@@ -70,14 +70,14 @@ std::vector<int> extensible(
 }  // namespace
 
 // What the head may add is what the first tokens that were offered leave.
-bool head_pays(const draft_tree & g, const std::vector<int> & asks, float seconds, float & base) {
+bool passes_pay(const draft_tree & g, const std::vector<int> & asks, float seconds, float & base) {
     const std::vector<int> nodes   = candidates(g, planned_room(g));
     const std::vector<float> reach = reach_of(g, nodes);
     std::vector<float> left(g.asks.size(), 0.0f), frontier;
     float trust = 0.0f;
     for (const int a : asks) {
         left[a] = 1.0f;
-        trust += (*g.trust[a])[HEAD] / (float) asks.size();
+        trust += (*g.trust[a])[PASSES] / (float) asks.size();
     }
     for (const int v : nodes) {
         left[g.nodes[v].ask] -= g.nodes[v].depth == 1 ? g.plan->of_text().sure * g.nodes[v].prob : 0.0f;
@@ -103,7 +103,7 @@ std::vector<int> planned_frontier(const draft_tree & g, int most_rows, const cou
     }
     float trust = 0.0f;
     for (const int v : level) {
-        trust += (*g.trust[g.nodes[v].ask])[HEAD];
+        trust += (*g.trust[g.nodes[v].ask])[PASSES];
     }
     level.resize(g.plan->grow_width(reach_of(g, nodes), g.nodes[level[0]].depth, reach_of(g, level),
         most_children(g), trust / (float) level.size(), std::max(n_fixed, 0)));

@@ -20,7 +20,7 @@ std::vector<int> candidates(const draft_tree & g, int most);
 
 // Says whether the head's first pass is expected to pay for these asks, beside what was offered. seconds is
 // the time that it takes, base what a draft of the offered alone is worth.
-bool head_pays(const draft_tree & g, const std::vector<int> & asks, float seconds, float & base);
+bool passes_pay(const draft_tree & g, const std::vector<int> & asks, float seconds, float & base);
 
 // Returns the nodes of the last level that the planner extends: of all slots together, as many as pay.
 // most_rows is what a round has; n_extensible(ask) are the nodes that the head can still extend.

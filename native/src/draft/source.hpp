@@ -1,5 +1,5 @@
 // This is the seam for drafters. A source offers draft tokens; the planner chooses among those of all
-// sources.
+// sources. A session has any number of sources without cost, and at most one that takes passes of a model.
 #pragma once
 
 #include "draft/draft_tree.hpp"
@@ -28,30 +28,15 @@ class source {
     // source of the session has. It lives as long as the source.
     virtual const char * name() const = 0;
 
-    // Says what offering costs: nothing, or a pass of the head for each level of the tree. The planner's
-    // costs know one kind of pass, so only the head may be such a source. A source without cost offers what
-    // it has in begin(), before the head does, and drafts for EAGLE3_PLANNED alone.
-    virtual bool takes_passes() const { return false; }
-
     // Says whether there is anything to offer after a token that follows the slot's text.
     virtual bool ready(int slot) const = 0;
 
-    // Does the work that gathered since the last draft, before the time of this one is measured. at_most
-    // counts the rows of a pass that may be left for begin().
-    virtual void catch_up(int /* slot */, int /* at_most */) {}
-
-    // For each i of asks, calls g.offer() with tokens that may follow g.asks[i].token. A source with passes
-    // offers one level; others may offer descendants, too.
+    // For each i of asks, calls g.offer() with tokens that may follow g.asks[i].token, and with descendants
+    // of these. A source without cost does so before the one that takes passes, and for EAGLE3_PLANNED alone.
     virtual void begin(draft_tree & g, const std::vector<int> & asks) = 0;
 
-    // A source without passes may offer descendants of these nodes, which a source with passes offered.
+    // May offer descendants of these nodes, which the source that takes passes offered.
     virtual void follow(draft_tree & /* g */, const std::vector<int> & /* nodes */) {}
-
-    // A source with passes offers children of these nodes in one pass. Their parents were in the pass before,
-    // but other sources may have offered them.
-    virtual void extend(draft_tree & /* g */, const std::vector<int> & /* nodes */) {}
-    // A source with passes returns the number of nodes of an ask that it can still extend.
-    virtual int n_extensible(int /* ask */) const { return 0; }
 
     // These tokens stay. A rejected draft is never told.
     virtual void kept(const kept_tokens & k) = 0;
@@ -71,6 +56,40 @@ class source {
     // This is the number of its offers and of its statistics in the planner, see calibration.hpp, and of its
     // bit in eagle3_round_drafted. slots::add_source sets it.
     int id = 0;
+};
+
+// This is a source whose offers cost passes of a model: the head, or another context. The planner's costs are
+// those of its passes.
+class pass_source : public source {
+  public:
+    // Rows of the slot's next first pass: what waits there, and the token itself.
+    virtual int n_pending(int slot) const = 0;
+    // Does the work that gathered since the last draft, before the time of this one is measured. at_most
+    // counts the rows of a pass that may be left for begin().
+    virtual void catch_up(int slot, int at_most) = 0;
+    // begin() runs the first pass, which offers one level. extend() offers children of these nodes in one
+    // pass. Their parents were in the pass before, but other sources may have offered them.
+    virtual void extend(draft_tree & g, const std::vector<int> & nodes) = 0;
+    // Returns the number of nodes of an ask that it can still extend.
+    virtual int n_extensible(int ask) const = 0;
+
+    // These say what it needs of the target's decodes, each before the next one. While it is off, a decode
+    // costs what it costs without the source, and a slot that decodes drafts nothing until it can again.
+    virtual void set_on(bool on) = 0;
+    virtual void expect(int /* n */) {}                      // the next decode has n rows
+    virtual bool needs_all_logits() const { return false; }  // each of its rows must ask for logits
+
+    // Returns the seconds that a pass of n rows takes behind n_past positions of the slot, or a further step
+    // of a draft: see eagle3_measure_pass and eagle3_measure_step.
+    virtual float measure(int slot, int n_past, int n) = 0;
+    virtual float measure_step(int slot, int n_past, int n) { return measure(slot, n_past, n); }
+    virtual void forget_graphs() {}  // of passes that are larger than drafts'
+
+    // Bytes of its weights, of what it keeps of texts, and of what its passes compute in.
+    struct bytes {
+        size_t weights = 0, cache = 0, compute = 0;
+    };
+    virtual bytes memory() const = 0;
 };
 
 }  // namespace eagle3

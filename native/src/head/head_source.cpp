@@ -25,26 +25,26 @@ head_source::head_source(llama_context * ctx, const head & h, int n_slots, int n
                             n_stored(h, n_slots, MAX_PENDING, (int) llama_n_batch(ctx))),
       n_ctx_(n_ctx), slots_(n_slots) {
     llama_set_layer_inp_store(ctx_, runner_.store());
-    set_capture(true);
+    set_on(true);
 }
 
 head_source::~head_source() {
     try {
-        set_capture(false);
+        set_on(false);
     } catch (const std::exception &) {
     }
     llama_set_layer_inp_store(ctx_, nullptr);
 }
 
-void head_source::set_capture(bool on) {
-    if (on != capture_) {
+void head_source::set_on(bool on) {
+    if (on != on_) {
         capture_set(ctx_, h_.layers.data(), on ? (int) h_.layers.size() : 0);
-        capture_ = on;
+        on_ = on;
     }
 }
 
 bool head_source::needs_all_logits() const {
-    return capture_ && h_.layers.back() == llama_model_n_layer(h_.target);
+    return on_ && h_.layers.back() == llama_model_n_layer(h_.target);
 }
 
 // Returns n rows of the store that hold nothing that waits.
@@ -67,7 +67,7 @@ std::vector<int32_t> head_source::free_rows(int n) const {
 }
 
 void head_source::expect(int n) {
-    if (runner_.store() && capture_) {
+    if (runner_.store() && on_) {
         batch_ = free_rows(n);
         llama_set_layer_inp_rows(ctx_, batch_.data(), (uint32_t) n);
     }
@@ -78,7 +78,7 @@ void head_source::expect(int n) {
 void head_source::kept(const kept_tokens & k) {
     seen & s         = slots_[k.slot];
     const int n_past = k.pos + (int) k.tokens.size();
-    if (!capture_) {
+    if (!on_) {
         s.clear_pending(n_past);  // what waited is not followed by what comes next
         return;
     }
@@ -118,12 +118,12 @@ void head_source::begin_pending(seen & s, int pos) {
     }
 }
 
-size_t head_source::pending_bytes() const {
-    size_t n = 0;
+pass_source::bytes head_source::memory() const {
+    size_t waiting = 0;
     for (const seen & s : slots_) {
-        n += s.features.capacity() * sizeof(float);
+        waiting += s.features.capacity() * sizeof(float);
     }
-    return n;
+    return {h_.n_bytes(), runner_.cache_bytes() + waiting, runner_.compute_bytes()};
 }
 
 void head_source::append_features(seen & s, const kept_tokens & k) {

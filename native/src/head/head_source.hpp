@@ -10,7 +10,7 @@
 
 namespace eagle3 {
 
-class head_source : public source {
+class head_source : public pass_source {
   public:
     head_source(llama_context * ctx, const head & h, int n_slots, int n_ctx);
     ~head_source() override;
@@ -18,18 +18,14 @@ class head_source : public source {
     head_source(const head_source &)             = delete;
     head_source & operator=(const head_source &) = delete;
 
-    // While it is off, a slot that decodes drafts nothing until new text has been captured.
-    void set_capture(bool on);
-    // The next decode has n rows, whose features go to free rows of the store, if there is one.
-    void expect(int n);
-    // Says whether each row of a batch must ask for logits, so that its features are captured.
-    bool needs_all_logits() const;
+    void set_on(bool on) override;  // captures features
+    void expect(int n) override;    // the rows' features go to free rows of the store, if there is one
+    bool needs_all_logits() const override;
 
     static constexpr const char * NAME = "head";
     const char * name() const override { return NAME; }
-    bool takes_passes() const override { return true; }
     bool ready(int slot) const override { return n_pending(slots_[slot]) > 0; }
-    int n_pending(int slot) const { return n_pending(slots_[slot]); }  // rows of the slot's next pass
+    int n_pending(int slot) const override { return n_pending(slots_[slot]); }
     void catch_up(int slot, int at_most) override;
     void begin(draft_tree & g, const std::vector<int> & asks) override;
     void extend(draft_tree & g, const std::vector<int> & nodes) override;
@@ -47,11 +43,10 @@ class head_source : public source {
     static int saved_n_past(const uint8_t * data);  // of bytes that passed check
 
     const runner & passes() const { return runner_; }
-    size_t weight_bytes() const { return h_.n_bytes(); }
-    size_t pending_bytes() const;  // of features that the head will read
-    void forget_graphs() { runner_.forget_graphs(); }
-    float measure(int slot, int n_past, int n);
-    float measure_step(int slot, int n_past, int n);  // of a draft that looks ahead
+    bytes memory() const override;
+    void forget_graphs() override { runner_.forget_graphs(); }
+    float measure(int slot, int n_past, int n) override;
+    float measure_step(int slot, int n_past, int n) override;  // of a draft that looks ahead
 
     // These are for tests and `compare`: see eagle3_head_forward and eagle3_head_trace. n_past is the slot's.
     void forward(int slot, int n_past, const int32_t * tokens, const float * features, int n, float * g,
@@ -132,7 +127,7 @@ class head_source : public source {
     const head & h_;
     runner runner_;
     int n_ctx_;
-    bool capture_ = false;
+    bool on_ = false;
     std::vector<seen> slots_;
     std::vector<int32_t> batch_;  // row of the store of each row of the last decode
     std::vector<float> trace_;

@@ -125,14 +125,10 @@ std::vector<int> head_source::offer_children(
         g.level.push_back(node);
         children.push_back(node);
     }
-    // Those of other sources can be extended too.
-    for (int i = parent + 1; g.mixed && i < (int) g.nodes.size(); ++i) {
-        const draft_tree::node & v = g.nodes[i];
-        if (v.ask == a && v.parent == parent && v.evidence[HEAD] == NOT_OFFERED) {
-            marks_.resize(g.nodes.size());
-            marks_[i] = below;
-            g.level.push_back(i);
-        }
+    for (const int i : g.children_of_others(a, parent)) {
+        marks_.resize(g.nodes.size());
+        marks_[i] = below;
+        g.level.push_back(i);
     }
     return children;
 }

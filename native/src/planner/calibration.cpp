@@ -23,7 +23,7 @@ float calibration::estimate(int source, float q) const {
     if (source >= MAX_SOURCES || c.first.tries == 0.0f) {
         return q;
     }
-    if (source == HEAD) {  // rarely sure: a part of its probability, as trust is
+    if (source == PASSES) {  // rarely sure: a part of its probability, as trust is
         return q * std::min((c.first.hits + tune_.shared) / (c.expected + tune_.shared), 1.0f);
     }
     const float n = of_text_.shared, seen = (c.first.hits + n) / (c.first.tries - c.first.hits + n),
@@ -42,13 +42,13 @@ float calibration::accept(int source, int depth, float q, float trust) const {
         p               = (t.hits + tune_.prior * p) / (t.tries + tune_.prior);
     }
     // a head's guesses are rarely sure; the text's often are, and stay below 1
-    return source == HEAD ? std::min(p * trust, 1.0f) : p * trust / (1.0f - p + p * trust);
+    return source == PASSES ? std::min(p * trust, 1.0f) : p * trust / (1.0f - p + p * trust);
 }
 
 float calibration::mean_accept(int depth, int rank, float trust) const {
     float p = rank == 0 ? tune_.first_guess : tune_.next_guess;
     for (int d = 0; d < std::min(depth, N_DEPTH); ++d) {
-        const tally & t = records_[HEAD].ranks[d][rank];
+        const tally & t = records_[PASSES].ranks[d][rank];
         p               = (t.hits + tune_.prior * p) / (t.tries + tune_.prior);
     }
     return std::min(p * trust, 1.0f);
@@ -58,10 +58,10 @@ bool calibration::learn(
     int source, int depth, int rank, float q, bool accepted, float & trust, rest now, int n_slots) {
     const float surprise = (accepted ? 1.0f : 0.0f) - accept(source, depth, q, trust);
     // what was found last weighs more than the tallies can: texts turn
-    const bool resting = source == HEAD && depth == 1 && now == rest::longest;
-    const float step   = source != HEAD ? of_text_.trust_step
-                         : resting      ? tune_.trust_step_resting
-                                        : tune_.trust_step;
+    const bool resting = source == PASSES && depth == 1 && now == rest::longest;
+    const float step   = source != PASSES ? of_text_.trust_step
+                         : resting        ? tune_.trust_step_resting
+                                          : tune_.trust_step;
     trust *= std::exp(step * surprise);  // bounded: what is hardly trusted hardly surprises, nor what is sure
 
     const int d         = std::min(depth, N_DEPTH) - 1;
@@ -75,7 +75,7 @@ bool calibration::learn(
         }
     }
     c.expected = is_first ? c.expected * tune_.keep_tally + q : c.expected;
-    return source == HEAD && is_first && has_turned(c, rank, surprise, trust, now != rest::none, n_slots);
+    return source == PASSES && is_first && has_turned(c, rank, surprise, trust, now != rest::none, n_slots);
 }
 
 // Finds out whether a text that drafts did not pay for has turned into one that can be foreseen: then what

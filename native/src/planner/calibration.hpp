@@ -9,10 +9,10 @@
 
 namespace eagle3 {
 
-// Sources of draft tokens have ids: the head's, the text's, and from OTHER on those of the sources that were
-// added. Two more ids have statistics of their own: where head and text offer the same token, and where the
-// text offers one that the head does not.
-enum { HEAD = 0, TEXT = 1, OTHER = 2, MAX_SOURCES = EAGLE3_MAX_SOURCES };
+// Sources of draft tokens have ids: that of the source which takes passes, the text's, and from OTHER on
+// those of the sources that were added. Two more ids have statistics of their own: where passes and text
+// offer the same token, and where the text offers one that passes do not.
+enum { PASSES = 0, TEXT = 1, OTHER = 2, MAX_SOURCES = EAGLE3_MAX_SOURCES };
 enum { BOTH = MAX_SOURCES, DISPUTED, N_RECORDS };
 
 class calibration {

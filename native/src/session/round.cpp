@@ -122,7 +122,7 @@ void round::commit(const int32_t * keep) {
         tell_planner(n_tokens);
     }
     drafter_.forget_last();
-    slots_.apply_capture();
+    slots_.apply_wanted();
     rethrow(failure);
 }
 
@@ -167,7 +167,7 @@ void round::abandon() {
     end();
     drafter_.forget_last();
     const bool whole = slots_.drop_rows(of_.data(), (int) of_.size());
-    slots_.apply_capture();
+    slots_.apply_wanted();
     if (!whole) {
         throw error(EAGLE3_E_UNSUPPORTED,
             "the target cannot go back to a part of a sequence: the slots of the round are empty now");

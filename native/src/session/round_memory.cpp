@@ -32,7 +32,7 @@ void round::lay_out_waiting(bool with_logits) {
     int at = 0;
     for (const int slot : of_) {
         const slot_state & s = slots_.at(slot);
-        const bool logits    = with_logits || (slots_.head() && slots_.head()->needs_all_logits());
+        const bool logits    = with_logits || (slots_.passes() && slots_.passes()->needs_all_logits());
         for (size_t i = 0; i < s.waiting.size(); ++i) {
             slots_.put_row(at++, s.waiting[i], slots_.target.held(slot) + (int) i, slot, logits);
         }

@@ -29,11 +29,16 @@ session::~session() {
     }
 }
 
+void session::use(drafter_model & own) {
+    round_.check_rests();
+    slots_.use(own);
+}
+
 // A round under way was decoded with capture or without, and ends so.
 void session::set_capture(bool on) {
-    slots_.want_capture(on);
+    slots_.want_passes(on);
     if (!round_.under_way()) {
-        slots_.apply_capture();
+        slots_.apply_wanted();
     }
 }
 
@@ -83,7 +88,7 @@ int session::sample(llama_sampler * sampler, int row) {
 
 void session::prefill(int slot, const int32_t * tokens, int n, bool all_logits) {
     // A head that reads what follows the last layer needs each row, but nobody needs its logits.
-    const bool unread = !all_logits && slots_.head() && slots_.head()->needs_all_logits();
+    const bool unread = !all_logits && slots_.passes() && slots_.passes()->needs_all_logits();
     const deferral deferred(slots_.ctx, unread);
     const logits_stay stays(slots_.ctx, !all_logits && (unread || slots_.n_largest > 0), slots_.n_largest);
     const kept_tokens k = decode_text(slot, tokens, n, all_logits || unread);
@@ -162,8 +167,8 @@ void session::set_plan(const costs & c) {
     planner_.set(c);
     drafter_.forget_last();
     round_.new_costs();
-    if (slots_.head()) {
-        slots_.head()->forget_graphs();  // measuring had the largest passes that there are
+    if (slots_.passes()) {
+        slots_.passes()->forget_graphs();  // measuring had the largest passes that there are
     }
 #ifdef __GLIBC__
     malloc_trim(0);  // and rows of logits, which the C library would keep
@@ -238,12 +243,13 @@ float session::measure_output(int n) {
 }
 
 float session::measure_passes(int slot, int n, bool ahead) {
-    const int n_past   = slots_.at(slot).n_past;
-    head_source & head = slots_.need_head();
+    const int n_past = slots_.at(slot).n_past;
+    require(slots_.passes() != nullptr, EAGLE3_E_ARGUMENT, "the session has no drafter that takes passes");
+    pass_source & own = *slots_.passes();
     require(n >= 1 && n <= MAX_ROWS && n_past + n <= slots_.n_ctx, EAGLE3_E_ARGUMENT,
         format("%d rows, expected 1..%d", n, MAX_ROWS));
     const thread_scope scope(slots_.ctx, round_.threads());
-    return ahead ? head.measure_step(slot, n_past, n) : head.measure(slot, n_past, n);
+    return ahead ? own.measure_step(slot, n_past, n) : own.measure(slot, n_past, n);
 }
 
 float session::measure_back(int slot) {
@@ -282,10 +288,12 @@ eagle3_memory session::memory() const {
         m.target_compute += (int64_t) data.compute;
     }
     m.target_cache += (int64_t) slots_.target.checkpoint_bytes();
-    if (const head_source * head = slots_.head()) {
-        m.head_weights = (int64_t) head->weight_bytes();
-        m.head_cache   = (int64_t) (head->passes().cache_bytes() + head->pending_bytes());
-        m.head_compute = (int64_t) head->passes().compute_bytes();
+    if (const pass_source * own = slots_.passes()) {
+        const pass_source::bytes b = own->memory();
+
+        m.head_weights = (int64_t) b.weights;
+        m.head_cache   = (int64_t) b.cache;
+        m.head_compute = (int64_t) b.compute;
     }
     return m;
 }
@@ -304,13 +312,13 @@ void session::check_head_alone(int slot, const int32_t * tokens, int n) {
 void session::head_forward(int slot, const int32_t * tokens, const float * features, int n, float * g,
     float * state, float * logits) {
     check_head_alone(slot, tokens, n);
-    slots_.head()->forward(slot, slots_.at(slot).n_past, tokens, features, n, g, state, logits);
+    slots_.need_head().forward(slot, slots_.at(slot).n_past, tokens, features, n, g, state, logits);
 }
 
 const std::vector<float> & session::head_trace(
     int slot, const int32_t * tokens, const float * features, int n, const char * stage) {
     check_head_alone(slot, tokens, n);
-    return slots_.head()->trace(slot, slots_.at(slot).n_past, tokens, features, n, stage);
+    return slots_.need_head().trace(slot, slots_.at(slot).n_past, tokens, features, n, stage);
 }
 
 }  // namespace eagle3

@@ -19,6 +19,9 @@ class session {
     // Adds a source of drafts, before the first prompt. Throws E_ARGUMENT if there are too many, if it takes
     // passes, or if its name is taken.
     void add_source(std::unique_ptr<source> source) { slots_.add_source(std::move(source)); }
+    // Drafts with this model, which outlives the session. See eagle3_session_use.
+    void use(drafter_model & own);
+    pass_source * passes() const { return slots_.passes(); }  // or null
     const char * source_name(int id) const { return slots_.source_name(id); }
     head_source & need_head() { return slots_.need_head(); }  // E_ARGUMENT without a head
     const slot_state & slot(int i) const { return slots_.at(i); }

@@ -1,5 +1,7 @@
 #include "session/slots.hpp"
 
+#include "model/model_source.hpp"
+
 #include "llama-ext.h"
 
 #include <algorithm>
@@ -75,7 +77,7 @@ slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
         auto own = std::make_unique<head_source>(ctx, *h, n_slots, n_ctx);
         require(llama_has_embeddings_layer_inp(ctx), EAGLE3_E_UNSUPPORTED, NO_CAPTURE);
         head_ = own.get();
-        sources_.push_back(std::move(own));
+        set_passes(std::move(own));
     }
     if (differ.empty()) {
         auto own = std::make_unique<text_source>(n_slots, n_ctx, n_vocab, mark_of(model));
@@ -118,12 +120,13 @@ void slots::check_tokens(const int32_t * tokens, int n) const {
 // -- sources ----------------------------------------------------------------------------------------------
 
 void slots::add_source(std::unique_ptr<source> source) {
-    const int id           = OTHER + (int) sources_.size() - (head_ != nullptr) - (text_ != nullptr);
+    const int id           = OTHER + (int) sources_.size() - (passes_ != nullptr) - (text_ != nullptr);
     const std::string name = source->name();
     require(id < MAX_SOURCES, EAGLE3_E_ARGUMENT,
         format("a session has at most %d sources of drafts: there is no room for %s", MAX_SOURCES,
             name.c_str()));
-    require(!source->takes_passes(), EAGLE3_E_ARGUMENT, "only the head may draft by passes");
+    require(dynamic_cast<pass_source *>(source.get()) == nullptr, EAGLE3_E_ARGUMENT,
+        "a source that takes passes is none of those without cost: see set_passes");
     bool taken =
         name == "target" || name == "both";  // these say that none or several sources offered a token
     for (int other = 0; other < id; ++other) {
@@ -135,9 +138,25 @@ void slots::add_source(std::unique_ptr<source> source) {
     sources_.push_back(std::move(source));
 }
 
+void slots::set_passes(std::unique_ptr<pass_source> source) {
+    require(passes_ == nullptr, EAGLE3_E_ARGUMENT, "the session has a source that takes passes already");
+    passes_    = source.get();
+    source->id = PASSES;
+    sources_.insert(sources_.begin(), std::move(source));
+}
+
+void slots::use(drafter_model & own) {
+    require(own.target() == ctx && own.n_slots() == size(), EAGLE3_E_ARGUMENT,
+        "the draft model was opened for another context, or for another number of slots");
+    const bool begun = std::any_of(slots_.begin(), slots_.end(), [](const auto & s) { return s.n_past > 0; });
+    require(!begun, EAGLE3_E_ARGUMENT, "a draft model comes before the first prompt");
+    require(text_ != nullptr, EAGLE3_E_UNSUPPORTED, rows_differ(llama_get_model(ctx)));
+    set_passes(std::make_unique<model_source>(own, *text_));
+}
+
 const char * slots::source_name(int id) const {
-    if (id == HEAD || id == TEXT) {
-        return id == HEAD ? head_source::NAME : text_source::NAME;
+    if (id == PASSES || id == TEXT) {
+        return id == TEXT ? text_source::NAME : passes_ ? passes_->name() : head_source::NAME;
     }
     const auto at =
         std::find_if(sources_.begin(), sources_.end(), [&](const auto & from) { return from->id == id; });
@@ -158,9 +177,9 @@ void slots::tell(const kept_tokens & k) {
     rethrow(for_all(sources_, [&](const auto & from) { from->kept(k); }));
 }
 
-void slots::apply_capture() {
-    if (head_) {
-        head_->set_capture(capture_);
+void slots::apply_wanted() {
+    if (passes_) {
+        passes_->set_on(on_);
     }
 }
 
@@ -216,8 +235,8 @@ kept_tokens slots::lay_out_text(int slot, const int32_t * tokens, int n, bool al
 
 void slots::run_rows(int n, const int * of, int n_of) {
     batch_.n_tokens = n;
-    if (head_) {
-        head_->expect(n);
+    if (passes_) {
+        passes_->expect(n);
     }
     int rc = 0;
     try {
@@ -249,7 +268,7 @@ void slots::kept_prompt(const kept_tokens & k) {
 // -- state ------------------------------------------------------------------------------------------------
 
 void slots::need_state() const {
-    require(head_ || text_, EAGLE3_E_UNSUPPORTED, "nothing can draft for this target: there is no state");
+    require(passes_ || text_, EAGLE3_E_UNSUPPORTED, "nothing can draft for this target: there is no state");
 }
 
 int64_t slots::state_size(int slot) const {
@@ -275,7 +294,7 @@ std::vector<int64_t> slots::check_state(const uint8_t * data, int64_t size) cons
         const bool has = left > 0 || begins.size() == 1;
         begins.push_back(begins.back() + (has ? from->check(data + begins.back(), left) : 0));
     }
-    require(begins.back() == size, EAGLE3_E_FORMAT, "the state is damaged or belongs to another head");
+    require(begins.back() == size, EAGLE3_E_FORMAT, "the state is damaged or belongs to another drafter");
     return begins;
 }
 

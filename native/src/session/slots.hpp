@@ -3,6 +3,7 @@
 
 #include "draft/grammar_source.hpp"
 #include "head/head_source.hpp"
+#include "model/drafter_model.hpp"
 #include "draft/source.hpp"
 #include "target/target_memory.hpp"
 #include "text/text_source.hpp"
@@ -91,14 +92,18 @@ class slots {
     // where the session has no such source.
     const char * source_name(int id) const;
     const std::vector<std::unique_ptr<source>> & sources() const { return sources_; }
-    head_source * head() const { return head_; }  // the first of them, or null
-    head_source & need_head() const;              // E_ARGUMENT without a head
+    void use(drafter_model & own);  // see eagle3_session_use
+    // Puts it before the others. E_ARGUMENT if the session has one.
+    void set_passes(std::unique_ptr<pass_source> source);
+    pass_source * passes() const { return passes_; }  // the first of them, or null
+    bool takes_passes(const source & from) const { return &from == passes_; }
+    head_source & need_head() const;              // E_ARGUMENT unless that is a head
     text_source * text() const { return text_; }  // null if the target cannot drop part of a sequence
     grammar_source * grammar() const { return grammar_; }  // null as text()
     bool ready(int slot) const;                            // whether a source has anything to offer
     void tell(const kept_tokens & k);  // every source, also if one fails; throws the first failure
-    void want_capture(bool on) { capture_ = on; }
-    void apply_capture();  // to the next decode
+    void want_passes(bool on) { on_ = on; }
+    void apply_wanted();  // to the next decode
 
     // -- texts --
     void rewind(int slot, int n_past);  // E_UNSUPPORTED, and nothing has changed, if it cannot go back
@@ -137,13 +142,14 @@ class slots {
     void wait_from(int slot, int n_past);
 
     std::vector<std::unique_ptr<source>> sources_;
+    pass_source * passes_     = nullptr;
     head_source * head_       = nullptr;
     text_source * text_       = nullptr;
     grammar_source * grammar_ = nullptr;
     std::vector<slot_state> slots_;
     std::vector<int32_t> ends_;
     llama_batch batch_;
-    bool capture_ = true;
+    bool on_ = true;
 };
 
 }  // namespace eagle3

@@ -34,6 +34,7 @@ class text_source : public source {
 
     // The slot's tokens are known from this position on.
     int from(int slot) const { return slots_[slot].from; }
+    int end(int slot) const { return slots_[slot].from + slots_[slot].index.size(); }  // and up to this one
     int32_t token(int slot, int pos) const { return slots_[slot].index[pos - slots_[slot].from]; }
 
     void kept(const kept_tokens & k) override;
