@@ -92,10 +92,10 @@ struct llama_sampler;
 struct llama_vocab;
 
 enum {
-    EAGLE3_MAX_ROWS    = 64,  // of a round: the most that are computed as if each were alone
+    EAGLE3_MAX_ROWS    = 64,  // in a round: the most that are computed as if each were alone
     EAGLE3_MAX_DRAFT   = 63,  // draft tokens of a slot: beside them, its token needs a row
     EAGLE3_MAX_WIDTH   = 16,  // children of a node
-    EAGLE3_MAX_LAYERS  = 64,  // of the target that a head reads
+    EAGLE3_MAX_LAYERS  = 64,  // layers of the target that a head reads
     EAGLE3_MAX_SOURCES = 6    // sources of drafts of a session
 };
 
@@ -162,8 +162,8 @@ struct eagle3_head_info {
     int32_t n_vocab_draft;
     int32_t n_blocks;  // decoder layers
     int32_t n_layers_captured, layers[EAGLE3_MAX_LAYERS];
-    int64_t n_bytes;       // of weights
-    int64_t n_bytes_step;  // of those that one draft step reads
+    int64_t n_bytes;       // the weights'
+    int64_t n_bytes_step;  // weights that one draft step reads
 };
 int32_t eagle3_head_get_info(const eagle3_head * head, struct eagle3_head_info * out);
 int32_t eagle3_head_d2t(const eagle3_head * head, int32_t * out);  // out[n_vocab_draft]: their target ids

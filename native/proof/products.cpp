@@ -54,7 +54,7 @@ struct matrix {
     ggml_type type;
     std::vector<uint8_t> bytes;  // M rows of K weights
     std::vector<double> sums;    // its products with the activations: [most_rows(), M]
-    std::vector<double> norms;   // of its rows
+    std::vector<double> norms;   // one for each of its rows
 };
 
 // Formats whose quantisation searches for seconds: any bytes are weights, if the scale of a block is sane.

@@ -10,7 +10,8 @@ struct cost_limits {
     static constexpr float least_cost = 1e-9f;   // seconds: sums and quotients are safe with what is above it
     static constexpr float most_cost  = 1e4f;    // seconds
     static constexpr float most_context = 1e9f;  // positions
-    static constexpr float least_share  = 0.1f;  // of a measured decode, that one with fewer positions takes
+    static constexpr float least_share =
+        0.1f;  // share of a measured decode that one with fewer positions takes
 };
 
 // The tallies of the head's and the text's estimates: fewer bins follow a text sooner, more know it better.
@@ -30,8 +31,8 @@ struct tree_limits {
     static constexpr int least_nodes   = 8;      // offered to each of many slots, for whom there are few rows
     static constexpr int least_match   = 4;      // tokens of a match in other texts: shorter ones are chance
     static constexpr float chance      = 0.25f;  // that a guess of head or text is right by luck
-    static constexpr float least_left  = 0.05f;  // of the probability that head and text leave to others
-    static constexpr float least_odds  = 0.001f;  // so near to 0 or 1 an estimate comes where odds are taken
+    static constexpr float least_left = 0.05f;  // share of the probability that head and text leave to others
+    static constexpr float least_odds = 0.001f;  // so near to 0 or 1 an estimate comes where odds are taken
     static constexpr int overdue = 16;  // pending features of a slot, more than most rounds with drafts leave
 };
 
@@ -49,8 +50,8 @@ struct checkpoint_limits {
     // would add to them, and each round decode them all again.
     static constexpr int most_waiting   = 6;
     static constexpr int least_distance = 64;         // positions between two of a slot, in short texts
-    static constexpr size_t most        = 16;         // of a slot
-    static constexpr size_t most_bytes  = 256 << 20;  // of all slots; each slot has one all the same
+    static constexpr size_t most        = 16;         // for a slot
+    static constexpr size_t most_bytes  = 256 << 20;  // for all slots; each slot has one all the same
 };
 
 // The bytes that the kept graphs over the head may take beside their common compute buffer: their

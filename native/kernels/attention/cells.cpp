@@ -18,7 +18,7 @@ constexpr int64_t RUN        = 64;      // cells that are counted together
 // kept, as each layer of a decode needs them
 thread_local std::vector<int32_t> span_list;
 thread_local std::vector<float> span_added;
-constexpr int64_t N_LIST = SPAN + STEP;  // of a row
+constexpr int64_t N_LIST = SPAN + STEP;  // for a row
 
 int count_run(const ggml_fp16_t * mask) {
     int n = 0;

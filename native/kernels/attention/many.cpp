@@ -76,7 +76,7 @@ bool attend_in_tiles(const ggml_compute_params * params, ggml_tensor * op) {
     // rows of a tile: as many as a batch holds, but every thread gets several tiles
     const int64_t most   = std::clamp<int64_t>(batch::MOST / (q->ne[2] / k->ne[2]), 1, 4);
     const int64_t size   = std::clamp<int64_t>(q->ne[1] * q->ne[3] / (4 * params->nth), 1, most);
-    const int64_t n_tile = (q->ne[1] + size - 1) / size;  // of a stream
+    const int64_t n_tile = (q->ne[1] + size - 1) / size;  // in a stream
     tile rows(op, size);
     for (int64_t job = params->ith; job < n_tile * q->ne[3]; job += params->nth) {
         const int64_t first = job % n_tile * size;

@@ -117,7 +117,7 @@ EAGLE3_INLINE void each_step(const unit * units, int n_unit, const head & x, con
         prefetch<level::SECOND>(x, units[0], i);
     }
     for (int i = 0; i < n_most; i += STEP) {
-        const int32_t * at = nullptr;  // of the last unit that has such cells
+        const int32_t * at = nullptr;  // in the last unit that has such cells
         const auto sees_at = [&](int u) {
             return u < n_unit && i < units[u].n &&
                    (i < units[u].n_same || same_cells(at, units[u].cells + i));

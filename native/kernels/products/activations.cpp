@@ -22,7 +22,7 @@ void put_block(float scale, int32_t sum, int32_t * words) {
     words[3] = -16 * sum;
     words[4] = -128 * sum;
 }
-constexpr int BYTES_AT = 5;  // of its words
+constexpr int BYTES_AT = 5;  // among its words
 
 // A row_superblock<1> of these bytes, which are there, from the sums of each eight of them.
 void put_superblock(float scale, const int32_t * sums_of_8, int32_t * words) {
@@ -65,7 +65,7 @@ __m128 largest_of(const __m512 * x) {
 struct four_blocks {
     __m256i bytes[4];
     __m128 scale;
-    __m128i sum;  // of the bytes
+    __m128i sum;  // sums of the bytes
 };
 
 // Adds the lanes of each of four registers.
@@ -242,7 +242,7 @@ void copy_by_32(const float * x, int n_block, int32_t * words) {
 // Finds where a row's blocks lie in a tile.
 struct places {
     int32_t * first;
-    size_t n_word;  // of a block
+    size_t n_word;  // in a block
     int stride;     // between its words
 
     places(const rounding & how, tile_shape shape, int n_block, int row, void * tile)

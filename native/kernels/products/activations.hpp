@@ -49,7 +49,7 @@ template <int R> struct row_block {
 // R rows of 256 values, rounded as Q8_K.
 template <int R> struct row_superblock {
     float scale[R];
-    int32_t sums_of_32[4][R];  // of the bytes: two of 16 bits each
+    int32_t sums_of_32[4][R];  // sums of the bytes: two of 16 bits each
     int32_t offsets[N_OFFSET][R];
     int32_t bytes[64][R];
 };
@@ -72,7 +72,7 @@ constexpr int MOST_IDLE = MOST_AT_ONCE - 1;  // rows of a tile that stand for no
 // How rows are rounded for a format.
 struct rounding {
     int block;      // values
-    size_t n_word;  // of a block
+    size_t n_word;  // in a block
     // Rounds blocks of one row, one after the other.
     void (*round)(const float * x, int n_block, int32_t * words);
     // Rounds a block of four rows, whose words are `stride` apart in a tile. It is null where a format has

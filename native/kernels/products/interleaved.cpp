@@ -25,7 +25,7 @@ namespace {
 struct matrix {
     const kernel & k;
     char * data;
-    int64_t n_weight;  // of a column
+    int64_t n_weight;  // in a column
 
     // [offset, offset + size) in whole blocks
     std::pair<size_t, size_t> whole(size_t offset, size_t size) const {
@@ -123,7 +123,7 @@ void set_tensor(
         m.put(offset, n, from);
         return;
     }
-    std::vector<char> blocks(size);  // of floats any part may be set
+    std::vector<char> blocks(size);  // any part of floats may be set
     m.get(first, size, blocks.data());
     std::memcpy(blocks.data() + (offset - first), from, n);
     m.put(first, size, blocks.data());

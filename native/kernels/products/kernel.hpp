@@ -12,7 +12,7 @@ namespace eagle3::kernels {
 
 struct kernel {
     ggml_type type;
-    size_t file_bytes;  // of a block of one column in the file; 16 times that of one of 16 columns
+    size_t file_bytes;  // a block of one column takes in the file; 16 columns take 16 times that
     const rounding * rows;
     // Interleaves 16 columns, n_block blocks long and `stride` bytes apart.
     void (*interleave)(void * wide, const void * columns, size_t stride, size_t n_block);
@@ -20,8 +20,8 @@ struct kernel {
     void (*get)(const void * wide, int column, void * narrow);
     using product = void (*)(
         const void * columns, const void * tile, int n, int n_block, float * out, size_t stride);
-    std::array<product, MOST_AT_ONCE + 1> products;  // of tiles in parts of so many rows
-    product pair;  // of 32 columns and tiles in parts of MOST_AT_ONCE rows; null where it is no faster
+    std::array<product, MOST_AT_ONCE + 1> products;  // by the rows in a part of a tile
+    product pair;  // for 32 columns and parts of MOST_AT_ONCE rows; null where it is no faster
 
     // Multiplies n_group times 16 columns with a tile of n rows, n_block blocks long: out[row * stride +
     // column].

@@ -29,7 +29,7 @@
 
 namespace eagle3::kernels {
 
-constexpr int COLUMNS = 16;  // of a block: those of AMX's layout, and of a 512-bit vector
+constexpr int COLUMNS = 16;  // in a block: those of AMX's layout, and of a 512-bit vector
 
 }  // namespace eagle3::kernels
 

@@ -198,8 +198,8 @@ struct use {
 struct experts_work {
     char * rows;      // each rounded as a tile of its own
     char * tiles;     // one for each thread
-    float * sums;     // of a tile and 16 columns, for each thread
-    int32_t * first;  // of each expert, in uses; one more
+    float * sums;     // each thread's, for a tile and 16 columns
+    int32_t * first;  // by expert, in uses; one more
     use * uses;
     size_t bytes;
 
@@ -249,7 +249,7 @@ void multiply_expert(const kernel & k, const experts_work & work, const ggml_com
     ggml_tensor * op, int expert) {
     const ggml_tensor * w = op->src[0];
     const char * matrix   = (const char *) w->data + (size_t) expert * w->nb[2];
-    const size_t bytes    = COLUMNS * k.column_bytes(w->ne[0]);  // of a group
+    const size_t bytes    = COLUMNS * k.column_bytes(w->ne[0]);  // for a group
     const int n_block     = blocks_of(k, w);
     const int64_t n_group = w->ne[1] / COLUMNS;
     const int64_t from    = n_group * params->ith / params->nth;

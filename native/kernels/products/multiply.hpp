@@ -19,7 +19,7 @@ struct matmul {
     const kernel * k;
     ggml_tensor * op;
 };
-constexpr int MOST_TOGETHER = 4;  // of a layer: query, key and value; gate and up
+constexpr int MOST_TOGETHER = 4;  // in a layer: query, key and value; gate and up
 // Each of the threads calls this at once, for products of the same activations, rounded alike. gated is null,
 // or the node that makes the activations and was not computed: is_gate() of it.
 void multiply(const matmul * products, int n_product, const ggml_compute_params * params,

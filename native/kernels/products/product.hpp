@@ -107,7 +107,7 @@ EAGLE3_INLINE void multiply_parts(
 // Says whether the sums of so many parts fit the registers, beside what a block needs. A superblock needs
 // more.
 template <typename F, int R, int G> constexpr bool stay_in_registers(int n_part) {
-    constexpr int SHARE = F::BLOCK == 32 ? 2 : 8;  // of the registers
+    constexpr int SHARE = F::BLOCK == 32 ? 2 : 8;  // share of the registers
     return n_part * R * blocks<G>::N_PART <= lanes::N_REGISTER / SHARE;
 }
 

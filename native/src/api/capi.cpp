@@ -41,7 +41,7 @@ const char * eagle3_last_error(void) {
 void eagle3_release_threads(void) {
 #ifdef EAGLE3_LIBGOMP
     omp_pause_resource_all(
-        omp_pause_soft);  // of the calling thread alone, and nothing within a parallel region
+        omp_pause_soft);  // for the calling thread alone, and nothing within a parallel region
 #endif
 }
 

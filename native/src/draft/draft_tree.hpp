@@ -29,21 +29,21 @@ struct draft_tree {
         int parent;   // node, -1 for the root
         int depth;    // rows below the root's
         float prob;   // calibrated, given its parent: of the source that is most confident
-        float reach;  // of the whole path to it: that verification gets to it and accepts it
-        int choice;   // of EAGLE3_CHOICES, which of them it is; else -1
+        float reach;  // that verification gets to it by the whole path, and accepts it
+        int choice;   // which of EAGLE3_CHOICES it is; else -1
         evidence_list evidence;
         unsigned below = 0;  // sources that offered children of it, a bit each
     };
 
     const planner * plan = nullptr;
     std::vector<ask> asks;                        // those that grow; n_max is what there is room for
-    std::vector<int> n_past;                      // of each ask's slot
-    std::vector<const trust_list *> trust;        // of each ask's slot
+    std::vector<int> n_past;                      // one for each ask's slot
+    std::vector<const trust_list *> trust;        // one for each ask's slot
     std::vector<node> nodes;                      // a parent comes before its children
     std::vector<int> level;                       // nodes that the last pass offered
-    int n_asks                        = 0;        // of the round, those without a draft too
+    int n_asks                        = 0;        // in the round, those without a draft too
     int n_given                       = 0;        // draft tokens that callers brought
-    int most_rows                     = 0;        // of the round: those that wait need the others
+    int most_rows                     = 0;        // in the round: those that wait need the others
     bool mixed                        = false;    // other sources than the head offered
     const std::vector<int32_t> * ends = nullptr;  // tokens that end a generation; null: none is known
 
@@ -101,7 +101,7 @@ struct draft_tree {
     float accept(const node & v, int source) const;
     void settle(int ask, int parent);
 
-    std::vector<unsigned> below_;  // of each ask's own token, as node::below
+    std::vector<unsigned> below_;  // one for each ask's own token, as node::below
 };
 
 }  // namespace eagle3

@@ -47,7 +47,7 @@ class grammar_source : public source {
     std::string text_of(const std::vector<llama_token> & tokens) const;
 
     const llama_vocab * vocab_;
-    std::vector<forced> forced_;  // of each slot
+    std::vector<forced> forced_;  // one for each slot
 };
 
 }  // namespace eagle3

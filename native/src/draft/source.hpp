@@ -14,7 +14,7 @@ namespace eagle3 {
 struct kept_tokens {
     int slot, pos;                // the position of the first one
     std::vector<int32_t> tokens;  // at least one
-    std::vector<int32_t> rows;    // of the last target batch, one for each token
+    std::vector<int32_t> rows;    // in the last target batch, one for each token
     bool prompt;                  // a chunk of a prompt, else of a round
 };
 
@@ -83,7 +83,7 @@ class pass_source : public source {
     // of a draft: see eagle3_measure_pass and eagle3_measure_step.
     virtual float measure(int slot, int n_past, int n) = 0;
     virtual float measure_step(int slot, int n_past, int n) { return measure(slot, n_past, n); }
-    virtual void forget_graphs() {}  // of passes that are larger than drafts'
+    virtual void forget_graphs() {}  // those of passes that are larger than drafts'
 
     // Bytes of its weights, of what it keeps of texts, and of what its passes compute in.
     struct bytes {

@@ -40,13 +40,13 @@ class head_source : public pass_source {
     void save(int slot, int n_past, uint8_t * out) const override;
     int64_t check(const uint8_t * data, int64_t size) const override;
     void restore(int slot, int n_past, const uint8_t * data) override;
-    static int saved_n_past(const uint8_t * data);  // of bytes that passed check
+    static int saved_n_past(const uint8_t * data);  // from bytes that passed check
 
     const runner & passes() const { return runner_; }
     bytes memory() const override;
     void forget_graphs() override { runner_.forget_graphs(); }
     float measure(int slot, int n_past, int n) override;
-    float measure_step(int slot, int n_past, int n) override;  // of a draft that looks ahead
+    float measure_step(int slot, int n_past, int n) override;  // for a draft that looks ahead
 
     // These are for tests and `compare`: see eagle3_head_forward and eagle3_head_trace. n_past is the slot's.
     void forward(int slot, int n_past, const int32_t * tokens, const float * features, int n, float * g,
@@ -55,7 +55,7 @@ class head_source : public pass_source {
         int slot, int n_past, const int32_t * tokens, const float * features, int n, const char * stage);
 
   private:
-    static constexpr int MAX_CELLS   = 64;   // of the head's cache, for one draft of a slot: bits of a path
+    static constexpr int MAX_CELLS   = 64;   // cells of its cache for one draft of a slot: bits of a path
     static constexpr int MAX_PENDING = 256;  // features that may wait for a draft; more are fed without one
 
     // This is what the head has seen of a slot's text, and what waits for its next pass.
@@ -134,12 +134,12 @@ class head_source : public pass_source {
 
     // These belong to the draft that grows. Cells of the head's cache after a slot's are taken one after the
     // other; the next feed overwrites them.
-    std::vector<int> n_cells_, n_cells_max_;  // of each ask
-    std::vector<mark> marks_;                 // of each node
+    std::vector<int> n_cells_, n_cells_max_;  // one for each ask
+    std::vector<mark> marks_;                 // one for each node
     std::vector<float> x_;
     guesses first_, later_;
-    std::vector<int> n_known_;  // of each ask, rows ahead whose children were not offered yet
-    horizon ahead_;             // of the first pass
+    std::vector<int> n_known_;  // one for each ask, rows ahead whose children were not offered yet
+    horizon ahead_;             // for the first pass
     int n_first_ = 0;           // asks of the first pass
     int k_       = 0;           // children of a row that a pass finds
     int n_used_  = 1;           // levels that the last draft extended

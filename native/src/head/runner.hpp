@@ -33,9 +33,9 @@ struct pass_shape {
     row_layout rows, out;       // outputs are wanted of `out`; none: only keys and values are made
     bool out_last = true;       // whether `out` are the last ones of `rows`
     int n_kv      = 0;          // cells attended to, padded
-    int k         = 0;      // of each output row's logits, the k most probable ids; 0: the logits themselves
-    bool features = false;  // rows are target features, else g itself
-    bool traced   = false;  // every stage can be read
+    int k         = 0;          // most probable ids of each output row; 0: its logits
+    bool features = false;      // rows are target features, else g itself
+    bool traced   = false;      // every stage can be read
     source_of_x x = source_of_x::caller;
     int ahead = 0, width = 0;  // steps behind the pass, and rows of each for each output
     bool whole = true;         // every one of the slots has an output, in the slots' order
@@ -117,12 +117,12 @@ class runner {
     void store_set(int row, const void * data);
 
     int n_ctx() const { return n_ctx_; }
-    int n_threads() const { return n_threads_; }       // of the last pass
+    int n_threads() const { return n_threads_; }       // in the last pass
     size_t n_graphs() const { return built_.size(); }  // that are kept
     size_t n_built() const { return n_built_; }        // that were built so far
     size_t cache_bytes() const { return ggml_backend_buffer_get_size(cache_buffer_.get()); }
-    size_t buffer_bytes() const;   // of the compute buffer
-    size_t compute_bytes() const;  // of it and the descriptions of the graphs that are kept
+    size_t buffer_bytes() const;   // the compute buffer's
+    size_t compute_bytes() const;  // with the descriptions of the graphs that are kept
 
     // The rows [from, to) of a slot's keys, then of its values, come layer by layer.
     size_t cells_size(int from, int to) const;

@@ -24,10 +24,10 @@ struct runner::step {
     ggml_tensor *tokens = nullptr, *x = nullptr, *x_rows = nullptr, *pos = nullptr, *cells = nullptr,
                 *out_rows = nullptr, *state_rows = nullptr,
                 *own = nullptr;  // inputs; own: see runner_ahead.cpp
-    attention inner, last;       // of all rows, in the layers before the last one; of those with outputs
+    attention inner, last;       // all rows, in the layers before the last one; rows with outputs
     ggml_tensor *g = nullptr, *state = nullptr, *logits = nullptr, *best = nullptr, *ids = nullptr,
                 *probs = nullptr, *chosen = nullptr;  // outputs
-    ggml_tensor *mask = nullptr, *reach = nullptr;    // of a step behind the pass: for the next one
+    ggml_tensor *mask = nullptr, *reach = nullptr;    // made by a step behind the pass: for the next one
 };
 
 struct runner::built {
@@ -40,7 +40,7 @@ struct runner::built {
     ggml_tensor *base = nullptr, *zeros = nullptr, *parents = nullptr;  // inputs of the steps behind it
     std::vector<ggml_tensor *> inputs, outputs;                         // they lie in the io buffer
     ggml_tensor *in = nullptr, *out = nullptr;                          // all of them, as bytes
-    ggml_backend_buffer_ptr io;                                         // of a graph that is not kept
+    ggml_backend_buffer_ptr io;                                         // for a graph that is not kept
 };
 
 }  // namespace eagle3

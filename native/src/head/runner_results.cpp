@@ -35,7 +35,7 @@ const uint8_t * runner::result(const built & b, const ggml_tensor * t) const {
 
 void runner::read_ids(const built & b, const pass & p) const {
     const int k = p.k, width = b.shape.width, n_out = b.shape.out.n;
-    std::vector<int> places;  // of each id of the step before, among those of its row
+    std::vector<int> places;  // one for each id of the step before, among those of its row
     int32_t *ids = p.ids, *chosen = p.chosen;
     float * probs = p.probs;
     for (int step = 0; step <= b.shape.ahead; ++step) {

@@ -44,7 +44,7 @@ model_source::model_source(drafter_model & own, const text_source & text)
       batch_(llama_batch_init((int) llama_n_batch(own.ctx()), 0, 1)),
       n_batch_((int) llama_n_batch(own.ctx())), n_ctx_((int) llama_n_ctx_seq(own.ctx())), of_(own.n_slots()) {
     batch_.n_tokens = 0;
-    llama_memory_clear(memory_.handle, false);  // of an earlier session
+    llama_memory_clear(memory_.handle, false);  // texts of an earlier session
 }
 
 model_source::~model_source() {

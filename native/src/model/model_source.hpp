@@ -58,7 +58,7 @@ class model_source : public pass_source {
         std::vector<int32_t> drafted;  // rows that the last draft decoded behind the text
         int n_answer = 0;              // tokens since the prompt
     };
-    struct chain {        // of an ask whose draft grows
+    struct chain {        // belongs to an ask whose draft grows
         int tip    = -1;  // the node whose row was decoded last; -1: the ask's own token
         bool grows = false;
     };
@@ -80,7 +80,7 @@ class model_source : public pass_source {
     const int n_batch_, n_ctx_;
     bool on_ = true, failed_ = false;
     std::vector<seen> of_;
-    std::vector<chain> chains_;  // of each ask
+    std::vector<chain> chains_;  // one for each ask
     int64_t n_read_ = 0, n_reused_ = 0;
 };
 

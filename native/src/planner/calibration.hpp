@@ -43,7 +43,7 @@ class calibration {
         std::array<std::array<tally, N_BIN>, N_DEPTH> bins{};
         std::array<std::array<tally, N_RANK>, N_DEPTH> ranks{};
         tally first;            // first tokens, whatever the source said of them
-        float expected = 0.0f;  // of those, the hits that its own estimates said
+        float expected = 0.0f;  // hits among those that its own estimates said
         float surprise = 0.0f;  // hits of first tokens above what was expected, decaying: while drafts rest
         float excess   = 0.0f;  // and always, over more of them
         int pardons    = 0;     // first tokens whose slots are trusted again, after a turn of the text

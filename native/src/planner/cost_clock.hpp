@@ -39,10 +39,10 @@ struct round_record {
     float gathered_s = 0.0f;       // work that had gathered, which is in none of these
     float passes_s   = 0.0f;       // expected of the head's passes
     int n_tokens     = 0;          // that it brought
-    int n_copies     = 0;          // of checkpoints, taken or restored
-    float value      = 0.0f;       // of its draft, from planner::best()
+    int n_copies     = 0;          // checkpoints taken or restored
+    float value      = 0.0f;       // its draft's, from planner::best()
     float base       = -INFINITY;  // the same without the head
-    float output_s   = 0.0f;       // of the pieces that the output matrix was computed in, unless whole
+    float output_s   = 0.0f;       // for the pieces of the output matrix, unless whole
     expectation expected;
 };
 
@@ -75,7 +75,7 @@ class cost_clock {
 
     // -- what is expected --
     float rate() const;           // tokens per second, of all slots
-    float plain_seconds() const;  // of a round without drafts
+    float plain_seconds() const;  // that a round without drafts takes
     float usual_seconds() const;  // the same on average over many rounds
     // Returns the rows of the next round that are there without any draft.
     int n_roots() const { return n_slots_ + n_waiting_; }
@@ -114,7 +114,7 @@ class cost_clock {
         bool plain;       // the round had no draft
         float raw;        // seconds of its layers, relative to what was expected
         float ratio;      // the same without what disturbed a single round
-        float seconds;    // of the round, without the same
+        float seconds;    // for the round, without the same
         bool is_another;  // whether the machine has become another one since this was said last
     };
     reading saw_round(round_record & r);
@@ -131,15 +131,15 @@ class cost_clock {
 
     // This is what rounds with so many slots took.
     struct mode {
-        cost_factor plain;    // of plain rounds, whose size is another in each mode: the machine's drift
-        cost_factor drafted;  // of rounds with drafts, beyond that
-        std::array<cost_factor, MAX_ROWS + 1> sizes;  // of each size of these, beyond both
-        cost_factor one, many;  // of pieces of the output matrix, of one row and of more, beyond plain
-        cost_factor head;       // of the head's passes, beyond plain
+        cost_factor plain;    // plain rounds, whose size is another in each mode: the machine's drift
+        cost_factor drafted;  // rounds with drafts, beyond that
+        std::array<cost_factor, MAX_ROWS + 1> sizes;  // each size of these, beyond both
+        cost_factor one, many;                // pieces of the output matrix, one row and more, beyond plain
+        cost_factor head;                     // the drafter's passes, beyond plain
         float tokens = 0.0f, seconds = 0.0f;  // decaying
         float plain_rest  = 0.0f;             // what a plain round takes beside its decode, seconds, decaying
         float draft_rest  = 0.0f;  // the same of one with a draft, beyond plain_rest and the output matrix
-        float rest_weight = 0.0f;  // of the rounds that it comes from, decaying
+        float rest_weight = 0.0f;  // weight of the rounds that it comes from, decaying
         float before = -1.0f;  // what the caller takes between rounds, seconds, decaying; negative if unknown
         average late, brought;  // seconds and tokens of all rounds, against their forecasts
         average unseen;  // seconds of layers in rounds with drafts since the last look, against the costs set

@@ -42,9 +42,9 @@ class rest_policy {
 
     // This is what rounds with so many slots gave cause for.
     struct mode {
-        float gain        = 0.0f;  // of drafting over not drafting, tokens a round, decaying
-        float seen_tokens = 0.0f;  // of rounds that drafted, decaying
-        float seen_plain  = 0.0f;  // of plain ones in their time
+        float gain        = 0.0f;  // what drafting gains, tokens a round, decaying
+        float seen_tokens = 0.0f;  // tokens of rounds that drafted, decaying
+        float seen_plain  = 0.0f;  // tokens of plain rounds in their time
         int n_plain       = 0;     // plain rounds, the first few
         int n_drafted     = 0;     // rounds with drafts since the last plain one
         int looks         = 0;     // rounds that a look still has

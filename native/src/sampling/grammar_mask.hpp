@@ -47,7 +47,7 @@ class grammar_mask {
     bool failed_     = false;
     size_t n_tested_ = 0;
     float next_      = 0.0f;                 // no candidate that was not tested is larger
-    std::vector<llama_token_data> allowed_;  // of those tested
+    std::vector<llama_token_data> allowed_;  // among those tested
 };
 
 // Returns the token that a chain has selected. Throws E_INTERNAL if there is none.

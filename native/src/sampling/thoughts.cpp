@@ -24,7 +24,7 @@ struct thoughts {
     place at = place::before;
     int n    = 0;      // tokens of these thoughts, or of the closing tag
     std::string text;  // since the last tag; of thoughts only what an end tag may begin in
-    std::vector<std::pair<llama_token, size_t>> tokens;  // of the text, each with its bytes
+    std::vector<std::pair<llama_token, size_t>> tokens;  // the text's, each with its bytes
 
     thoughts(thoughts_settings s, llama_sampler * g) : settings(std::move(s)), grammar(g) { begin(); }
 

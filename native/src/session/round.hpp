@@ -23,8 +23,9 @@ class round {
     void choose_threads(bool on) { chooses_threads_ = on; }
     // Returns the numbers of threads to choose from now; the next round's is threads().now().
     const thread_policy & threads();
-    void measured_threads(const std::vector<float> & seconds);  // of a decode of one row with each of them
-    void new_costs();                                           // the planner has others, or none
+    void measured_threads(
+        const std::vector<float> & seconds);  // seconds of a decode of one row with each of them
+    void new_costs();                         // the planner has others, or none
 
     // These are the four steps; a slot takes part at most once. Calls that are not legal at a stage of the
     // round throw E_ARGUMENT and change nothing. draft returns the number of draft tokens. counts and keep
@@ -90,15 +91,15 @@ class round {
     // These belong to the round, or to the last one.
     stage at_ = stage::none;
     std::vector<int> of_;
-    std::vector<int32_t> slot_of_, row_of_;  // of each row of the batch, its slot and its number there
-    int n_copies_  = 0;                      // of checkpoints, taken or restored
+    std::vector<int32_t> slot_of_, row_of_;  // by row of the batch: its slot and its number there
+    int n_copies_  = 0;                      // checkpoints taken or restored
     int n_waiting_ = 0;                      // rows in front of these that only bring the memory up
     std::vector<float> reach_;               // probability that verification gets to it
     bool whole_           = true;            // the decode computed the logits of all rows
     bool tree_            = false;
     bool sampled_         = false;  // the context still has the rows that verification sampled from
     float layers_seconds_ = 0.0f;
-    float output_seconds_ = 0.0f;  // of the pieces computed so far
+    float output_seconds_ = 0.0f;  // for the pieces computed so far
     int64_t told_         = 0;     // ggml_time_us() when the planner was last told of a round
 };
 

@@ -260,7 +260,7 @@ float session::measure_back(int slot) {
         return 0.0f;
     }
     slots_.settle(slot);
-    if (n_past == 0) {  // of nothing there is nothing to copy
+    if (n_past == 0) {  // nothing is held, and nothing can be copied
         const int32_t token = 100 % slots_.n_vocab;
         decode_text(slot, &token, 1, true);
         slots_.target.decoded(slot, 1);

@@ -49,8 +49,8 @@ struct slot_round {
     std::vector<int32_t> path;     // rows that verification went through; before it, the first only
     std::vector<int32_t> at;       // each row's place in the batch, which other slots share
     int32_t sampled  = -1;         // the first token that verification sampled, -1 before it
-    float sampling_s = 0.0f;       // of the processor, for its sampler in the last verification
-    int failure      = EAGLE3_OK;  // of that verification: the code with which its sampler ended it
+    float sampling_s = 0.0f;       // processor time of its sampler in the last verification
+    int failure      = EAGLE3_OK;  // the code with which its sampler ended that verification
 };
 
 struct slot_state {
@@ -77,7 +77,7 @@ class slots {
     target_memory target;
     const llama_memory_t memory;  // the target's
     const int n_batch, n_ctx, n_vocab;
-    const int most_rows;  // of a round: they must fit a micro-batch, and MAX_ROWS
+    const int most_rows;  // in a round: they must fit a micro-batch, and MAX_ROWS
     int n_largest = 1;    // logits of a row that the last samplers went on from: see n_largest_for
 
     slot_state & at(int slot);  // E_ARGUMENT if there is none

@@ -25,7 +25,7 @@ class thread_policy {
 
     // Returns the numbers to choose from, the user's first. There is nothing to choose from a single one.
     const std::vector<int> & numbers() const { return numbers_; }
-    int now() const { return numbers_[at()]; }     // of the next round
+    int now() const { return numbers_[at()]; }     // in the next round
     bool is_trial() const { return trial_ >= 0; }  // the next round tries another number
     bool uses_most() const { return at() == 0; }
     float slower() const { return cost_[at()]; }  // what a round takes with now(), in the same units
@@ -49,7 +49,7 @@ class thread_policy {
     int one_ = 0, many_ = 0;
     bool fixed_ = false;
     std::vector<int> numbers_;
-    std::vector<float> cost_;    // of each number, as far as it is known
+    std::vector<float> cost_;    // by number, as far as it is known
     int home_ = 0, trial_ = -1;  // indexes of numbers_
     int n_seen_   = 0;           // rounds that cost_[home_] is the mean of
     int n_tried_  = 0;           // rounds of the trial so far

@@ -46,14 +46,15 @@ class suffix_index {
     size_t n_bytes() const;
 
   private:
-    size_t place(int order, const int32_t * end) const;  // of the tokens before `end`
+    size_t place(int order, const int32_t * end) const;  // for the tokens before `end`
     void begin();
     void reserve();
 
     int capacity_;
     std::vector<int32_t> tokens_;
-    std::array<std::vector<int32_t>, N_ORDERS> before_;  // of each token, the position before it in its chain
-    std::array<std::vector<int32_t>, N_ORDERS> heads_;   // of each place; -1 for none
+    std::array<std::vector<int32_t>, N_ORDERS>
+        before_;  // one for each token, the position before it in its chain
+    std::array<std::vector<int32_t>, N_ORDERS> heads_;  // one for each place; -1 for none
 };
 
 }  // namespace eagle3

@@ -32,7 +32,7 @@ class text_memory {
   private:
     void turn();
 
-    int places_, most_;  // of a half: places of its index, tokens
+    int places_, most_;  // in a half: places of its index, tokens
     suffix_index older_, newer_;
 };
 

@@ -243,7 +243,7 @@ void text_source::restore(int slot, int n_past, const uint8_t * data) {
     state_header h;
     memcpy(&h, data, sizeof(h));
     reset(slot, n_past);
-    if (h.from + h.n != n_past) {  // of another text than the head's part
+    if (h.from + h.n != n_past) {  // it is another text than the head's part
         return;
     }
     try {

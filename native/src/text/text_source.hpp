@@ -45,7 +45,7 @@ class text_source : public source {
     void save(int slot, int n_past, uint8_t * out) const override;
     int64_t check(const uint8_t * data, int64_t size) const override;
     void restore(int slot, int n_past, const uint8_t * data) override;
-    static int saved_n_past(const uint8_t * data);  // of bytes that passed check
+    static int saved_n_past(const uint8_t * data);  // from bytes that passed check
 
   private:
     // These are the tokens of the positions from `from` on. What came before was never told.
@@ -63,7 +63,7 @@ class text_source : public source {
     };
     struct state_header;
     struct open_node {
-        int node;      // of the draft_tree, -1: the ask's own token
+        int node;      // in the draft_tree, -1: the ask's own token
         int first, n;  // what was found for it, in pool_
         float reach;
     };
@@ -76,7 +76,7 @@ class text_source : public source {
     int n_ctx_, n_vocab_;
     uint64_t model_;
     std::vector<text> slots_;
-    std::vector<found> pool_;      // of the draft that grows
+    std::vector<found> pool_;      // for the draft that grows
     std::vector<open_node> open_;  // a heap, the likeliest first
 };
 
