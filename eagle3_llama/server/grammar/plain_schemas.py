@@ -49,13 +49,13 @@ def shown(root: Any, room: SchemaRoom) -> Any:
     made = _Plain(root, room, name)
     out = made.whole()
     room.nodes = made.left
-    return out if made.odd else root
+    return out if made.moved else root
 
 
 class _Plain:
     """name: makes a definition's name, from the last part of a reference. settle: leave out keywords.
 
-    odd: there was a reference that the converter does not understand. left: parts that there is room for.
+    moved: there was a reference that the converter does not understand. left: parts that there is room for.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class _Plain:
         self._root, self._room, self._name, self._settle = root, room, name, settle
         self._names: dict[_Place, str] = {}
         self._places: list[_Place] = []
-        self.left, self._lost, self.odd = room.nodes, False, False
+        self.left, self._lost, self.moved = room.nodes, False, False
 
     def whole(self) -> dict[str, Any]:
         out = self._schema(self._root)
@@ -115,7 +115,7 @@ class _Plain:
         if place is None or not isinstance(_at(self._root, place), dict):
             self._lost = True
             return reference
-        self.odd = self.odd or place != told
+        self.moved = self.moved or place != told
         if place not in self._names:
             self._names[place] = self._name(str(place[-1]) if place else "root")
             self._places.append(place)

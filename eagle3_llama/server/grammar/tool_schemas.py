@@ -32,13 +32,13 @@ _TYPED = re.compile(r'( string=\\")false(\\">"\)? ([\w-]+) )')  # DeepSeek's tag
 class Enforced:
     """Functions as the grammar is to know them. functions: their names and parameters.
 
-    odd: in words, what no grammar enforces, by the names of functions. nulls: by them, too, the arguments
+    unenforced: in words, what no grammar enforces, by the names of functions. nulls: by them, too, the arguments
     between tags that may be text or null: see nulls.py. marks: the request's, by default those of functions
     by themselves.
     """
 
     def __init__(self, functions: list[dict[str, Any]], form: Form, marks: Marks | None = None) -> None:
-        self.odd: dict[str, dict[str, None]] = {f["name"]: {} for f in functions}
+        self.unenforced: dict[str, dict[str, None]] = {f["name"]: {} for f in functions}
         self.nulls: dict[str, set[str]] = {}
         self.form, self._rules, self._counted = form, dict[tuple[str, str, str], int](), set[str]()
         self.marks = marks or Marks(functions)
@@ -52,7 +52,7 @@ class Enforced:
         there, rules, texts = set(_MARK.findall(grammar)), dict[str, str](), set[str]()
         for (name, kind, rule), number in self._rules.items():
             if str(number) not in there:
-                self.odd[name]["one argument that is text or something else"] = None
+                self.unenforced[name]["one argument that is text or something else"] = None
             own = self._rule_of(str(number))
             texts |= {str(number)} if kind != "number" else set()
             rules[own] = rule
@@ -74,7 +74,9 @@ class Enforced:
         for f in self.functions:
             if f["name"] in names:
                 patterns = _patterns_in(json.dumps(f["parameters"]))
-                out |= self.odd[f["name"]] | {line: None for line in lines if _is_about(line, patterns)}
+                out |= self.unenforced[f["name"]] | {
+                    line: None for line in lines if _is_about(line, patterns)
+                }
         return list(out)
 
     def mark(self, function: str, kind: str, rule: str) -> int:
@@ -88,22 +90,22 @@ class Enforced:
 
     def _parameters(self, function: dict[str, Any]) -> Any:
         given, form, name = plain(function["parameters"], self.room), self.form, function["name"]
-        odd = self.odd[name]
+        own = self.unenforced[name]
         tagged = form.close and form.values
         if tagged:
             tags = _Tags(self, name, given)
             self.nulls[name] = {k for k, v in _properties(given).items() if tags.is_nullable(v)}
             given = tags.object(given, 0)
         schema = terms(given, self.room)
-        odd |= dict.fromkeys(unenforced(schema, self.marks))
+        own |= dict.fromkeys(unenforced(schema, self.marks))
         if not form.values and schema.get("properties"):
-            odd["the schema of arguments, in this model's form of calls"] = None
+            own["the schema of arguments, in this model's form of calls"] = None
         elif not form.required and schema.get("required"):
-            odd["required, in this model's form of calls"] = None
+            own["required, in this model's form of calls"] = None
         elif not form.items and re.search(r'"(min|max)Items":', json.dumps(schema)):
-            odd["the number of items, in this model's form of calls"] = None
+            own["the number of items, in this model's form of calls"] = None
         elif tagged and not isinstance(schema.get("properties", {}), dict):
-            odd["arguments without properties, in this model's form of calls"] = None
+            own["arguments without properties, in this model's form of calls"] = None
         return schema
 
 
@@ -141,7 +143,7 @@ class _Tags:
             return self._referred(schema, depth)
         alternatives = _alternatives(schema)
         if alternatives is not None:
-            self.owner.odd[self.function] |= dict.fromkeys(ignored(schema))
+            self.owner.unenforced[self.function] |= dict.fromkeys(ignored(schema))
             made = [self.value(one, depth + 1) for one in alternatives]
             same = all(new is old for new, old in zip(made, alternatives, strict=True))
             shown = {key: schema[key] for key in KEPT if key in schema}
@@ -164,7 +166,7 @@ class _Tags:
             return schema
         self.owner.inlined -= self._size(schema["$ref"], target)
         if depth > DEEPEST or self.owner.inlined < 0:
-            self.owner.odd[self.function]["so many references, in this model's form of calls"] = None
+            self.owner.unenforced[self.function]["so many references, in this model's form of calls"] = None
             return schema
         inner = self.value(target, depth + 1)
         return schema if inner is target else inner
@@ -180,7 +182,7 @@ class _Tags:
 
     def _text(self, schema: dict[str, Any]) -> dict[str, Any]:
         pattern = schema.get("pattern")
-        self.owner.odd[self.function] |= dict.fromkeys(ignored(schema))
+        self.owner.unenforced[self.function] |= dict.fromkeys(ignored(schema))
         self.owner.room.characters -= len(pattern) if isinstance(pattern, str) else 0
         try:
             if self.owner.room.characters < 0:
@@ -189,7 +191,7 @@ class _Tags:
             mark = None if found is None else self.owner.mark(self.function, *found)
         except Unsupported as e:
             what = "a pattern" if "pattern" in schema else "a text"
-            self.owner.odd[self.function][f"{what} with {e}, in this model's form of calls"] = None
+            self.owner.unenforced[self.function][f"{what} with {e}, in this model's form of calls"] = None
             return schema
         if mark is None:
             return schema

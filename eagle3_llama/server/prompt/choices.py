@@ -285,8 +285,8 @@ class ChoiceMaker:
         """
         if schema is None:
             return ""
-        if strict and (odd := unenforced(schema, marks)):
-            message = f"no grammar enforces {', '.join(odd)}: leave them out, or set strict: false"
+        if strict and (left := unenforced(schema, marks)):
+            message = f"no grammar enforces {', '.join(left)}: leave them out, or set strict: false"
             raise wrong(param, message)
         made = self._converted(schema, param)
         if strict:

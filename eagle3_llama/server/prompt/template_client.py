@@ -156,9 +156,11 @@ class ChatLibrary:
 
     def _prepared(self, made: dict[str, Any], grammar: str, patterns: tuple[str, ...], read: Any) -> Prepared:
         stops = (*made["stops"], *([self._eos] if self._eos else []))
-        preserved, odd = tuple(made["preserved"]), tuple(made["incomplete"])
+        preserved, unenforced = tuple(made["preserved"]), tuple(made["incomplete"])
         begins, thoughts = made["generation_prompt"], thoughts_of(made)
-        return Prepared(made["prompt"], grammar, patterns, stops, preserved, read, odd, thoughts, begins)
+        return Prepared(
+            made["prompt"], grammar, patterns, stops, preserved, read, unenforced, thoughts, begins
+        )
 
     def _apply(self, request: dict[str, Any], field: str = "messages") -> dict[str, Any]:
         field = "tools" if request.get("tools") else field
