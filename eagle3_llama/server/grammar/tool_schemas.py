@@ -32,7 +32,7 @@ _TYPED = re.compile(r'( string=\\")false(\\">"\)? ([\w-]+) )')  # DeepSeek's tag
 class Enforced:
     """Functions as the grammar is to know them. functions: their names and parameters.
 
-    unenforced: in words, what no grammar enforces, by the names of functions. nulls: by them, too, the arguments
+    unenforced: in words, what no grammar enforces, by the names of functions. nulls: by them, the arguments
     between tags that may be text or null: see nulls.py. marks: the request's, by default those of functions
     by themselves.
     """
