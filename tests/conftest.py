@@ -7,6 +7,7 @@ Also for the whole run: a folder of measured costs, which tests it has (tiers.py
 
 import os
 import shutil
+import signal
 import tempfile
 
 import native_programs
@@ -21,6 +22,8 @@ from workers import Workers
 
 def pytest_configure(config):
     """Costs that earlier runs measured are not used, and none are left for later runs. Workers share them."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it puts behind a &
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Tiers(config), "tiers")
     config.pluginmanager.register(skipped)
     config.pluginmanager.register(Workers(config))

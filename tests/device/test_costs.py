@@ -8,6 +8,7 @@ from tiny_models import PROMPT, take
 
 from eagle3_llama import EagleLlama
 from eagle3_llama.runtime.costs import Times, measure, measure_in_use
+from eagle3_llama.runtime.engine import Engine
 
 STEPS = {1: 10.0, 2: 11.0, 5: 14.0, 9: 20.0, 17: 26.0, 33: 40.0}  # ms from so many rows on
 CAPTURE = 0.010  # seconds that each of the first three decodes of a size takes longer
@@ -31,13 +32,13 @@ def test_the_output_matrix_is_part_of_a_decode(device, files, layers):
 def test_a_load_measures_as_on_a_device(device, files, monkeypatch, tmp_path):
     """Each size four times: CUDA captures its graph in the second decode."""
     monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
-    sizes, own = [], EagleLlama.__init__.__globals__["Engine"].measure_target
+    sizes, own = [], Engine.measure_target
 
     def counted(self, n, slot=0):
         sizes.append(n)
         return own(self, n, slot)
 
-    monkeypatch.setattr(EagleLlama.__init__.__globals__["Engine"], "measure_target", counted)
+    monkeypatch.setattr(Engine, "measure_target", counted)
     with EagleLlama(files[0], eagle_path=files[1], n_ctx=512, n_gpu_layers=99, verbose=False) as llm:
         costs = llm.engine.planner.costs
         take(llm, 20)
