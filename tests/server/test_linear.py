@@ -12,6 +12,7 @@ from server_tools import settings
 from starlette.datastructures import Headers
 from tiers import each
 
+from eagle3_llama import EagleLlama
 from eagle3_llama.server.anthropic import body as messages_body
 from eagle3_llama.server.anthropic.body import CountBody, MessagesBody
 from eagle3_llama.server.body.chat import ChatBody
@@ -243,3 +244,10 @@ def test_headers(name, text):
         return work
 
     check_grows(make, 8_000)
+
+
+@pytest.mark.parametrize("text", ["x5 ", "\u00e9", "\U0001f98a"], ids=["words", "two bytes", "four bytes"])
+def test_texts_of_tokens_that_are_bytes(files, text):
+    """What is no token of a SentencePiece vocabulary becomes one for each of its bytes."""
+    with EagleLlama(files[0], n_ctx=256, verbose=False) as llm:
+        check_grows(lambda n: lambda: llm.tokenize((text * n).encode()), 20_000)
