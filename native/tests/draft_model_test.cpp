@@ -176,6 +176,18 @@ void run(llama_model * model, const char * small, double p, int n_rounds, int n_
     CHECK(m.head_weights > 0 && m.head_cache > 0 && m.head_compute > 0);
 }
 
+// A small model that fails drafts no more, and the text goes on as it would.
+void fail(llama_model * model, const char * small) {
+    world w(model, small, 1, false);
+    w.begin(0);
+    w.round(EAGLE3_CHAIN);
+    CHECK(w.source().ready(0));
+    llama_set_abort_callback(w.drafter->impl->ctx(), [](void *) { return true; }, nullptr);
+    for (int i = 0; i < 5; ++i) {
+        CHECK(w.round(i % 2 ? EAGLE3_PLANNED : EAGLE3_CHAIN) >= 1 && !w.source().ready(0));
+    }
+}
+
 }  // namespace
 
 int main(int argc, char ** argv) {
@@ -193,6 +205,7 @@ int main(int argc, char ** argv) {
             run(model, argv[2], atof(argv[3]), atoi(argv[4]), n_slots, sampled);
         }
     }
+    fail(model, argv[2]);
     llama_model_free(model);
     puts("ok");
     return 0;
