@@ -2,6 +2,7 @@
 #pragma once
 
 #include "eagle3.h"
+#include "llama.h"
 
 #include <exception>
 #include <stdexcept>
@@ -39,6 +40,14 @@ template <typename T, typename F> std::exception_ptr for_all(T & items, F && f) 
         }
     }
     return failure;
+}
+
+// Writes a line to llama.cpp's log.
+inline void log_error(const std::string & line) {
+    ggml_log_callback log = nullptr;
+    void * user_data      = nullptr;
+    llama_log_get(&log, &user_data);
+    log(GGML_LOG_LEVEL_ERROR, (line + "\n").c_str(), user_data);
 }
 
 inline void rethrow(const std::exception_ptr & failure) {

@@ -3,6 +3,7 @@
 #include "api/guards.hpp"
 
 #include "eagle3.h"
+#include "error.hpp"
 #include "llama.h"
 #include "mtmd-helper.h"
 #include "mtmd.h"
@@ -22,11 +23,7 @@ void log_caught(const char * function) noexcept {
         try {
             throw;
         } catch (const std::exception & e) {
-            const std::string line = std::string(function) + ": " + e.what() + "\n";
-            ggml_log_callback log  = nullptr;
-            void * user_data       = nullptr;
-            llama_log_get(&log, &user_data);
-            log(GGML_LOG_LEVEL_ERROR, line.c_str(), user_data);
+            log_error(std::string(function) + ": " + e.what());
         }
     } catch (...) {
         // no exception of the library, or no memory to log it

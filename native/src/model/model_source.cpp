@@ -72,8 +72,16 @@ bool model_source::run() {
     } catch (const std::exception &) {
     }
     batch_.n_tokens = 0;
-    failed_         = failed_ || code != 0;
-    return code == 0;
+    return code == 0 || fail();
+}
+
+// What the model's memory holds is not known any more.
+bool model_source::fail() {
+    if (!failed_) {
+        log_error("eagle3: the draft model cannot go on, and drafts no more");
+    }
+    failed_ = true;
+    return false;
 }
 
 // Drops what the last draft decoded behind the text.
@@ -82,8 +90,7 @@ bool model_source::drop_draft(int slot) {
         start_over(slot, text_.from(slot));
     }
     of_[slot].drafted.clear();
-    failed_ = failed_ || !memory_.go_back(slot, memory_.held(slot), 0);
-    return !failed_;
+    return !failed_ && (memory_.go_back(slot, memory_.held(slot), 0) || fail());
 }
 
 // Decodes what of the text it has not read.
@@ -250,7 +257,9 @@ void model_source::rewind(int slot, int n_past) {
     if (n_past < of_[slot].from) {
         start_over(slot, n_past);
     } else if (n_past < read_to(slot)) {
-        failed_ = failed_ || !memory_.go_back(slot, n_past - of_[slot].from, 0);
+        if (!memory_.go_back(slot, n_past - of_[slot].from, 0)) {
+            fail();
+        }
     }
 }
 

@@ -68,6 +68,7 @@ class model_source : public pass_source {
     void start_over(int slot, int pos);
     void add(int slot, int32_t token, int at, bool logits);
     bool run();
+    bool fail();
     bool drop_draft(int slot);
     void read(int slot);
     void offer_children(draft_tree & g, int ask, int row, int parent);
