@@ -18,20 +18,17 @@ class MemoryUse:
     target_weights: int
     target_cache: int  # for the text in all slots
     target_compute: int
-    head_weights: int = 0  # of the head, or of a small model in its place: see drafter
+    head_weights: int = 0  # the drafter's: a head, or a small model in its place
     head_cache: int = 0
     head_compute: int = 0  # one buffer for all passes, and the graphs that are kept
     prompt_cache: int = 0  # texts that the slots of a Batcher gave up
-    drafter: str = "head"
 
     def __str__(self) -> str:
-        sizes = [f.name for f in dataclasses.fields(self) if f.name != "drafter"]
-        mb = {name: f"{getattr(self, name) / 1e6:.1f} MB" for name in sizes}
+        mb = {f.name: f"{getattr(self, f.name) / 1e6:.1f} MB" for f in dataclasses.fields(self)}
         parts = [f"target {mb['target_weights']}, cache {mb['target_cache']}, compute {mb['target_compute']}"]
         if self.head_weights:
-            name = "draft model" if self.drafter == "model" else self.drafter
             own = (mb[f"head_{part}"] for part in ("weights", "cache", "compute"))
-            parts.append("{} {}, cache {}, compute {}".format(name, *own))
+            parts.append("drafter {}, cache {}, compute {}".format(*own))
         if self.prompt_cache:
             parts.append(f"prompt cache {mb['prompt_cache']}")
         return "; ".join(parts)

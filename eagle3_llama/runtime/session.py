@@ -125,8 +125,7 @@ class Session:
         out = self.ffi.new("struct eagle3_memory *")
         checked(self.lib.eagle3_memory_get(self.handle, out))
         return MemoryUse(
-            **{name: getattr(out, name) for name, _ in self.ffi.typeof("struct eagle3_memory").fields},
-            drafter=self.drafter or HEAD,
+            **{name: getattr(out, name) for name, _ in self.ffi.typeof("struct eagle3_memory").fields}
         )
 
     # -- positions and states of a slot -------------------------------------------------------------------

@@ -204,7 +204,8 @@ def test_a_variant_that_was_not_checked_stays(tmp_path, capsys):
     assert not record["checked"] and record["why_not"].startswith("the variant a: products in q4_0 took more")
     assert (tmp_path / proof.checking.backend_file("a")).is_file()
     said = capsys.readouterr().err
-    assert "checking the variant a ... 3 s, not checked" in said and "leaving out the variant b" in said
+    assert re.search(r"checking the variant a \.\.\. \d+ s, not checked", said)
+    assert "leaving out the variant b" in said
 
 
 def test_on_windows_the_check_says_that_it_cannot_be_made(tmp_path, monkeypatch):

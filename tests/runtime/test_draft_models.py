@@ -69,7 +69,7 @@ def test_the_same_text(target, smalls, plain, sampling):
         llm.stats.reset()
         take(llm, 200, PROMPT, temp=0.0)
         assert llm.stats.drafted_from["model"] == llm.stats.drafted > llm.stats.accepted > 0
-        assert "draft model" in str(llm.memory()) and llm.memory().head_weights > 0
+        assert "drafter" in str(llm.memory()) and llm.memory().head_weights > 0
         with pytest.raises(EagleError, match="chains, not trees of a given shape: leave tree out"):
             llm.eagle_params = EagleParams(tree="8x2x2")
 

@@ -84,11 +84,11 @@ def test_what_a_load_reports(files, capfd):
         assert f"EagleLlama: {memory}".split(", compute")[0] in capfd.readouterr().err
         take(llm, 20)
         after = llm.memory()
-        assert min(n for name, n in vars(after).items() if name not in ("prompt_cache", "drafter")) > 0
-        assert after.prompt_cache == 0 and "; head 0." in str(after)
+        assert min(n for name, n in vars(after).items() if name != "prompt_cache") > 0
+        assert after.prompt_cache == 0 and "; drafter 0." in str(after)
         assert after.target_weights == memory.target_weights and after.head_cache == memory.head_cache
     with EagleLlama(target, n_ctx=256, verbose=False) as llm:
-        assert llm.memory().head_weights == 0 and "head" not in str(llm.memory())
+        assert llm.memory().head_weights == 0 and "drafter" not in str(llm.memory())
 
 
 def test_logits_of_more_rows_than_there_is_memory_for(tmp_path):
