@@ -6,6 +6,7 @@ broken.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
